@@ -302,7 +302,7 @@ def loaded(config, split: str, epoch: int, most: int, ranks: int = 1, kill=None)
         kill: (batch, place): after so many batches the worker at that place is killed.
     """
     parts = [DataParts(config, World(rank, ranks, rank, "cpu", ranks)) for rank in range(ranks)]
-    loaders = [one.split(split).loader(hashed=True) for one in parts]
+    loaders = [getattr(one, split).loader(hashed=True) for one in parts]
     found = []
     try:
         for batches in islice(zip(*(one.epoch(epoch) for one in loaders), strict=True), most):

@@ -41,7 +41,7 @@ def report(data: DataParts) -> None:
     others = [split for split in data.splits if not split.is_train]
     with suppress(ConfigError, TypeError):  # there is none; a stream
         # Neither training nor the rest of the check reads it.
-        others += [split for split in (data.split("test"),) if len(split.dataset)]
+        others += [split for split in (data.test,) if len(split.dataset)]
     train = _marks(data.train) if others else {}
     for split in others:
         began, marks = time.perf_counter(), _marks(split)

@@ -1,48 +1,45 @@
 """Configuration to data: dataset, transforms, plan, fetch and loader of each split.
 
-This module supplies arguments that a callable takes by name and a configuration leaves out:
-`split`, `limits`, the training split's statistics, and the dataset's facts (`num_classes` ...).
+The build supplies arguments that a callable takes by name and a configuration leaves out: `split`,
+`limits`, the training split's statistics, and the dataset's facts (`num_classes` ...). Code that
+was written for torch works unchanged: a generator function is a stream, `(x, y)` gets names, and a
+`collate_fn` is called as torch calls it.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from penstock.build.data_identity import DataIdentity
-from penstock.build.samples import collate_of, dataset_of, fields_of
-from penstock.build.sampling import packs_rows, plan_of
-from penstock.config import targets
+from penstock.config.identity import identity, leaves
 from penstock.config.schema import Config
-from penstock.config.targets import FACTS, SAME_FACTS, make
+from penstock.config.targets import FACTS, SAME_FACTS, arguments, called, make, options, resolve
 from penstock.distributed.world import World, from_environment
 from penstock.errors import ConfigError, Problem
-from penstock.loading.bad_samples import BadSamples, Budget, epoch_length
-from penstock.loading.collate import List
+from penstock.files.limits import DEFAULT
+from penstock.loading.bad_samples import Budget, epoch_length
+from penstock.loading.collate import List, Single
 from penstock.loading.compose import Views
-from penstock.loading.dataset_facts import classes_of, facts_of
+from penstock.loading.dataset_facts import classes_of, facts_of, table_for, tokenizer_of
 from penstock.loading.fetch import Fetch, refuse_postscript
+from penstock.loading.known_by import CONTENT, FINGERPRINT, KNOWN_BY, in_fingerprint
 from penstock.loading.loader import Loader
-from penstock.loading.named_fields import Fields
+from penstock.loading.named_fields import Fields, OwnCollate
 from penstock.loading.workers.options import LoaderOptions, check, options_of
-from penstock.loading.wrapped import unfiltered
-from penstock.order.plan import Plan
-from penstock.order.streams import StreamPlan, length_of
+from penstock.loading.wrapped import SomeRows, unfiltered
+from penstock.order.plan import Plan, not_empty
+from penstock.order.samplers import BatchStrategy, Order, Sequential
+from penstock.order.skipped import Skipped
+from penstock.order.streams import StreamOrder, StreamPlan, Yielded, is_stream, length_of
 from penstock.runs import quarantine
+from penstock.runs.identity.dataset import marks_of, tells_all
+from penstock.runs.identity.fingerprints import fingerprint_of, recorded
+from penstock.terminal import say
 from penstock.transforms.batch import BatchCompose
-from penstock.transforms.image import Compose, Normalize, fill_masks
-
-if TYPE_CHECKING:
-    from penstock.addons.lanes.lanes import Lanes
-
-_log = logging.getLogger(__name__)
-_WITHOUT = {
-    "val": ", or train without validation: data.validate=false",
-    "test": "; +dataset.test_fraction=0.1 keeps some in training",
-}
+from penstock.transforms.image import Compose, fill_masks
 
 
 class DataParts:
@@ -61,45 +58,36 @@ class DataParts:
         self.config, self.recorded = config, list[str]()
         check(config.loader)  # before data is read
         self.world = world or from_environment(config.trainer.device)
-        self._splits = {name: Split(self, name) for name in ("train", "val", "test")}
-        self.train, self.val = self._splits["train"], self._splits["val"]
-
-    def split(self, name: str) -> Split:
-        """The split of that name, "train" or "test"; else that of validation."""
-        return self._splits.get(name, self.val)
-
-    @property
-    def validates(self) -> bool:
-        """Whether there is a validation split: `data.validate`."""
-        return self.config.data.validate
+        self.train, self.val, self.test = (Split(self, name) for name in ("train", "val", "test"))
 
     @property
     def splits(self) -> tuple[Split, ...]:
         """The splits that a training reads, which never has the test split among them."""
-        return (self.train, self.val) if self.validates else (self.train,)
-
-    def files(self) -> Any:
-        """Access to files at addresses."""
-        return targets.options(self.config, "files")
+        return (self.train, self.val) if self.config.data.validate else (self.train,)
 
     @cached_property
     def fields(self) -> Fields:
-        """Names for samples that are not dicts."""
-        return fields_of(self.config)
+        """Names for samples that are no dicts: `data.fields`, or what the objective asks for.
+
+        Without names, positions are the objective's inputs and then its target.
+        """
+        objective = self.config.objective
+        inputs = [str(name) for name in objective.get("inputs") or ("input",)]
+        padding = {f"{name}_lengths" for name in inputs}  # fields that a collate function adds
+        usual = dict.fromkeys([*inputs, str(objective.get("target", "target"))])
+        return Fields(self.config.data.fields, [name for name in usual if name not in padding])
 
     @cached_property
     def facts(self) -> dict[str, int]:
         """Facts of the training split for models and metrics: num_classes, num_outputs ..."""
-        configured = self.config.data.facts or {}
-        facts = facts_of(self.train.dataset, self.fields)
-        if "num_classes" in configured and facts.get("num_outputs") == facts.get("num_classes"):
-            facts.pop("num_outputs", None)  # it was the number of classes, which is another one
-        facts |= configured
-        # A classifier has as many outputs as there are classes.
-        return {"num_outputs": facts["num_classes"], **facts} if "num_classes" in facts else facts
+        facts, own = facts_of(self.train.dataset, self.fields), dict(self.config.data.facts or {})
+        for known in (facts, own):
+            if "num_classes" in known:  # a classifier has as many outputs as there are classes
+                known.setdefault("num_outputs", known["num_classes"])
+        return facts | own
 
     def make_with_facts(self, key: str, node: Mapping[str, Any], nested: bool) -> Any:
-        """Build a node, supplying the facts; see `instantiate.make`.
+        """Build a node, supplying the facts; see `targets.make`.
 
         Raises:
             ConfigError: also where it needs a fact that the dataset does not tell.
@@ -110,55 +98,47 @@ class DataParts:
             **facts,
             **{name: facts[fact] for name, fact in SAME_FACTS.items() if fact in facts},
             **({"classes": classes} if classes else {}),
-            **{key: of for key, of in self.config.objective.items() if key == "ignored"},
+            **{name: of for name, of in self.config.objective.items() if name == "ignored"},
         }
-
-        def explained(problem: Problem) -> Problem:
-            for name in FACTS:
-                said = repr(name) in problem.message or f"`{name}`" in problem.message
-                if said and name not in facts:
-                    reason = (
-                        f"needs {name}, which {type(dataset).__name__} does not tell (its facts: "
-                        f"{', '.join(facts) or 'none'}); set it: "
-                        f"+data.facts.{SAME_FACTS.get(name, name)}=..."
-                    )
-                    return Problem(problem.key, reason)
-            return problem
-
         try:
             return make(node, key, supply, nested)
         except ConfigError as error:
-            raise ConfigError([explained(problem) for problem in error.problems]) from error
+            # Python and torchmetrics quote the argument that they lack.
+            quoted = re.findall(r"['`](\w+)['`]", str(error))
+            lacks = [name for name in FACTS if name in quoted and name not in supply]
+            if not lacks:
+                raise
+            raise ConfigError(
+                Problem(
+                    error.problems[0].key,
+                    f"needs {lacks[0]}, which {type(dataset).__name__} does not tell (its facts: "
+                    f"{', '.join(facts) or 'none'}); set it: "
+                    f"+data.facts.{SAME_FACTS.get(lacks[0], lacks[0])}=...",
+                )
+            ) from error
 
-    def with_statistics(self, node: Any, key: str = "transform.train") -> Any:
-        """A step with the training split's statistics instead of "dataset", or what an add-on
-        has of it (a vocabulary).
-        """
-        if not isinstance(node, Mapping):
-            return node
+    def with_statistics(self, node: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A step with the training split's statistics or vocabulary instead of "dataset"."""
         if node.get("vocabulary") == "dataset":
             from penstock.addons.tokens import byte_pairs
 
-            node = byte_pairs.of_split(self.train, node)
-        if node.get("statistics") != "dataset":
-            return node
-        step = targets.resolve(node["_target_"], "transform")
-        normalizes = isinstance(step, type) and issubclass(step, Normalize)
-        return {**node, "statistics": self._statistics} if normalizes else node
+            return byte_pairs.of_split(self.train, node)
+        if node.get("statistics") == "dataset":
+            return {**node, "statistics": self._statistics}
+        return node
 
     @cached_property
     def _statistics(self) -> dict[str, list[float]]:
         from penstock.transforms.statistics import statistics_of
 
-        dataset, config = self.train.dataset, self.config
-        own = self.train.identity.cache_key(dataset)
-        return statistics_of(dataset, config.cache_dir, own, self.fields)
+        dataset, key = self.train.dataset, self.train.cache_key(self.train.dataset)
+        return statistics_of(dataset, self.config.cache_dir, key, self.fields)
 
     @property
     def on_device(self) -> bool:
         """Whether batches are transformed on the device, after they have been delivered."""
-        where = self.config.transform.batch_on
-        return where == "device" or (where == "auto" and self.world.device != "cpu")
+        chosen = self.config.transform.batch_on
+        return chosen == "device" or (chosen == "auto" and self.world.device != "cpu")
 
 
 class Split:
@@ -168,118 +148,92 @@ class Split:
 
     Attributes:
         steps: the split whose transforms it has, "train" or "val".
-        identity: what tells its data apart.
+        fingerprint: everything that its batches depend on, by key.
     """
 
     def __init__(self, data: DataParts, name: str) -> None:
-        self.data = data
-        self.config = data.config
-        self.name = name
+        self.data, self.config = data, data.config
+        self.name: Any = name
         self.is_train = name == "train"
         self.steps = "train" if self.is_train else "val"
-        self.identity = DataIdentity(self)
-        self._left_out: dict[str, int] = {}
 
     @cached_property
     def dataset(self) -> Any:
         """The rows or records that a run reads."""
         refuse_postscript()
-        divides = self.config.data.divides
-        if divides:
+        data = self.config.data
+        if data.divides:
             from penstock.addons.splits import division
 
             dataset = division.opened(self)
-        elif self.config.data.packed is not None:
+        elif data.packed is not None:
             from penstock.addons.packs import recipe
 
             dataset = recipe.opened(self)
         else:
             dataset = self.read(lazy=self.decodes)
-        length_of(dataset)  # refuses what is no number of rows
         both = (dataset, vars(self.data.train).get("dataset"))
         if any(hasattr(one, name) for one in both for name in ("classes", "datasets")):
             from penstock.addons.splits.classes import with_the_runs_classes
 
             dataset = with_the_runs_classes(self, dataset)
-        data = self.config.data
         if not data.filter is data.val_filter is data.unique is data.without is None:
             from penstock.addons.filters.kept import chosen_rows
 
-            dataset, self._left_out = chosen_rows(self, dataset)
-        return division.divided(self, dataset) if divides else dataset
+            dataset = chosen_rows(self, dataset)
+        return division.divided(self, dataset) if data.divides else dataset
 
     @property
     def left_out(self) -> dict[str, int]:
         """How many rows of the dataset filters have left out, by why."""
-        _ = self.dataset
-        return self._left_out
+        return self.dataset.reasons if isinstance(self.dataset, SomeRows) else {}
 
-    def read(self, lazy: bool, **arguments: Any) -> Any:
+    def read(self, lazy: bool, own: tuple[str, Any] | None = None, **arguments: Any) -> Any:
         """The configured dataset with all its rows, built anew.
 
         Args:
             lazy: it leaves pictures undecoded, if it can.
+            own: key and node of another one to read instead.
             arguments: in place of the configured ones.
         """
-        key, node = self.node
-        return dataset_of({**node, **arguments}, key, self.supply(lazy))
+        key, node = own or self.node
+        supply = {
+            "split": self.name,
+            "train": self.is_train,  # as torchvision's datasets call the split
+            "lazy": lazy,
+            "limits": self.config.limits,
+            "files": partial(options, self.config, "files"),
+        }
+        build = partial(make, key=key, supply=supply, nested=True)
+        dataset = build({**node, **arguments})
+        # An iterator can be read once, and every epoch and worker reads it again.
+        if isinstance(dataset, Iterator) and not hasattr(dataset, "__getitem__"):
+            return Yielded(build({**node, **arguments, "_partial_": True}))
+        return dataset
 
     @property
     def node(self) -> tuple[str, Any]:
-        """Key and node of the dataset.
-
-        Raises:
-            ConfigError: the configuration has none for this split.
-        """
-        if self.name == "val" and not self.data.validates:
-            raise ConfigError(
-                Problem("data.validate", "is false, so there are no rows to validate")
-            )
+        """Key and node of the dataset: one of the split's own, or that of all splits."""
         own = getattr(self.config.data, f"{self.name}_dataset", None)
         return (f"data.{self.name}_dataset", own) if own else ("dataset", self.config.dataset)
 
-    def supply(self, lazy: bool) -> dict[str, Any]:
-        """Arguments for datasets that take them; `train` is what torchvision's call the split."""
-        return {
-            "split": self.name,
-            "train": self.is_train,
-            "lazy": lazy,
-            "limits": self.config.limits,
-            "files": partial(self.data.files),
-        }
-
-    def empty(self, rows: int | None) -> ConfigError:
-        """The error of a dataset without an epoch."""
-        kind = type(unfiltered(self.dataset)).__name__
-        reason = f"{kind} has rows by index, and no length: give it `__len__`"
-        if rows is not None:
-            reason = (
-                f"{kind} has no rows for the {self.name} split, and an epoch needs one; change "
-                "what it reads, or how it is divided" + _WITHOUT.get(self.name, "")
-            )
-        return ConfigError(Problem(self.node[0], reason))
-
-    def _steps(self, section: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-        """Name, full key and node of each step of a section of transforms."""
-        for name, node in getattr(self.config.transform, section).items():
-            if node is not None:
-                yield name, f"transform.{section}.{name}", node
+    def _steps(self, section: str) -> dict[str, Mapping[str, Any]]:
+        """The nodes of a section of transforms, by name."""
+        steps = getattr(self.config.transform, section)
+        return {name: node for name, node in steps.items() if node is not None}
 
     @cached_property
     def decodes(self) -> bool:
         """Whether a step decodes; known without building any."""
-        steps = [*self._steps(self.steps), *self._steps(f"{self.steps}_batch")]
-        return any(
-            getattr(targets.resolve(node["_target_"], key), "decodes", False)
-            for _, key, node in steps
-        )
+        steps = [*self._steps(self.steps).values(), *self._steps(f"{self.steps}_batch").values()]
+        return any(getattr(called(node), "decodes", False) for node in steps)
 
     @cached_property
     def transform(self) -> Compose:
         """The transforms of samples."""
         steps = {
-            name: make(self.data.with_statistics(node, key), key)
-            for name, key, node in self._steps(self.steps)
+            name: make(self.data.with_statistics(node), f"transform.{self.steps}.{name}")
+            for name, node in self._steps(self.steps).items()
         }
         if (ignored := self.config.objective.get("ignored")) is not None:
             for step in steps.values():
@@ -290,39 +244,146 @@ class Split:
     @cached_property
     def batch_transform(self) -> BatchCompose:
         """The transforms of batches."""
-        made = {
-            name: self.data.make_with_facts(key, self.data.with_statistics(node, key), nested=True)
-            for name, key, node in self._steps(f"{self.steps}_batch")
+        section, stacks = f"{self.steps}_batch", self.config.batch.size is not None
+        steps = {
+            name: self.data.make_with_facts(
+                f"transform.{section}.{name}", self.data.with_statistics(node), nested=True
+            )
+            for name, node in self._steps(section).items()
         }
-        config, why = self.config, ""
-        if made and config.batch.size is None:
-            why = "batch.size=null passes samples through one by one; set batch.size"
-        elif made and targets.resolve(config.collate["_target_"], "collate._target_") is List:
-            why = "collate=list stacks nothing; set collate=stack"
-        elif made and self.packs:
-            why = "the sampler packs rows into blocks; transform samples instead (transform.train)"
-        if why:
-            reason = f"works on batches of stacked samples, but {why}"
-            raise ConfigError(Problem(f"transform.{self.steps}_batch", reason))
-        return BatchCompose(made, config.seed)
+        if steps and (self.packs or not stacks or called(self.config.collate) is List):
+            raise ConfigError(
+                Problem(
+                    f"transform.{section}",
+                    "works on batches of stacked samples; set collate=stack, set batch.size, or "
+                    "transform samples instead (transform.train), as where a sampler packs rows",
+                )
+            )
+        return BatchCompose(steps, self.config.seed)
 
     @cached_property
     def plan(self) -> Plan | StreamPlan:
-        """Which samples belong to which address."""
-        return plan_of(self)
+        """Which samples belong to which address. Validation reads every row in order.
+
+        Raises:
+            ConfigError: an epoch has no batch, or nothing tells what rows cost.
+        """
+        config, trainer, dataset = self.config, self.config.trainer, self.dataset
+        tail = config.batch.tail if self.is_train else "keep"
+        limits: dict[str, Any] = {
+            "most": trainer.overfit_batches or trainer.limit_batches.get(self.name),
+            "again": self.is_train and trainer.overfit_batches is not None,
+            "skipped": Skipped.of(trainer.skip if self.is_train else None),
+        }
+        rows, costs = length_of(dataset), None
+        if self.is_train and config.batch.balance is not None:
+            from penstock.addons.filters.costs import costs_of
+
+            costs = costs_of(self)
+        if is_stream(dataset):
+            stream = StreamOrder(config.seed)
+            if self.is_train and called(config.sampler) is StreamOrder:
+                stream = make(config.sampler, "sampler", {"seed": config.seed})
+            return StreamPlan(stream, self.batch_size, tail, rows, **limits)
+        if not rows:
+            raise ConfigError(
+                Problem(
+                    self.node[0],
+                    f"{type(unfiltered(dataset)).__name__} has no rows for the {self.name} split, "
+                    "or no __len__, and an epoch needs one; change what it reads, or how it is "
+                    "divided (+dataset.test_fraction=0.1), or train without validation: "
+                    "data.validate=false",
+                )
+            )
+        sampler: Order | BatchStrategy = Sequential(rows)
+        if self.is_train or self.packs:
+            sampler = self._sampler(tail, None if self.is_train else Sequential(rows))
+        together = self.batch_transform.together
+        plan = Plan(sampler, self.batch_size, tail, together, costs=costs, **limits)
+        return not_empty(plan, rows, config.sampler["_target_"].rpartition(".")[2])
+
+    def _sampler(self, tail: str, order: Order | None) -> Order | BatchStrategy:
+        """The configured sampler.
+
+        Args:
+            order: in which it reads every row once, where it packs rows; None: it is of the
+                training split.
+        """
+        dataset, columns = self.dataset, _columns_read(self.config.sampler)
+        # No lambda: it may go to worker processes, which look there for a bad row's substitute.
+        table = partial(table_for, columns, dataset, self.data.fields, self.transform.steps)
+        supply: dict[str, Any] = {
+            "length": len(dataset),
+            "seed": self.config.seed,
+            "metadata": table,
+            "batch_size": self.batch_size,
+            "tail": tail,
+            "order": order,
+            "dataset": dataset,
+            "data_source": dataset,
+            "long_tail": self._tokenizer is not None,
+        }
+        node: Mapping[str, Any] = self.config.sampler
+        node = node if order is None else {**node, "order": None}
+        if getattr(dataset, "mixing", None) is not None:
+            from penstock.addons.mixtures.in_runs import with_mixture
+
+            node = with_mixture(self, node, supply)
+        made, takes = _sampler(node, "sampler", supply), arguments(called(node))
+        if order is None and isinstance(made, BatchStrategy):
+            forms = f"{type(made).__name__} forms its batches itself"
+            if "batch_size" not in takes:
+                say(f"batch.size: {self.batch_size} is for validation only; {forms}")
+            if tail == "pad" or (tail == "drop" and "tail" not in takes):
+                raise ConfigError(
+                    Problem("batch.tail", f"is {tail}, but {forms}; set batch.tail=keep")
+                )
+        return made
+
+    @property
+    def _tokenizer(self) -> Any:
+        """The step whose tokens are the lengths that the sampler chooses by; None without one."""
+        return tokenizer_of(
+            self.transform.steps if "length" in _columns_read(self.config.sampler) else {}
+        )
 
     @property
     def packs(self) -> bool:
         """Whether the sampler puts rows together into blocks."""
-        return packs_rows(self.config)
+        return bool(getattr(called(self.config.sampler), "packs", False))
 
     @property
     def batch_size(self) -> int:
-        """Rows of a global batch."""
-        batch = self.config.batch
-        if batch.size is None:  # one by one
-            return 1
-        return batch.size if self.is_train else batch.val_size or batch.size
+        """Rows of a global batch; 1 where samples pass one by one."""
+        size, val_size = self.config.batch.size, self.config.batch.val_size
+        return (size if self.is_train else size and (val_size or size)) or 1
+
+    def collate(self) -> Any:
+        """The function that makes a batch of samples.
+
+        A foreign collate function is called as torch calls a `collate_fn`: with samples as the
+        dataset gives them, and without automatic batching (`batch.size=null`) with the sample.
+        """
+        config, node, target = self.config, self.config.collate, called(self.config.collate)
+        if self.packs and not getattr(target, "packs", False):
+            reason = "knows no blocks, which the sampler packs rows into; set collate=packed"
+            raise ConfigError(Problem("collate", f"{target.__name__} {reason}"))
+        lacks = any(
+            one.default is one.empty and one.kind is not one.VAR_KEYWORD and one.name not in node
+            for one in arguments(target).values()
+        )
+        # A function that lacks an argument is what collates; others make what does.
+        is_partial = lacks and not isinstance(target, type) and not node.get("_args_")
+        made = make({**node, "_partial_": True} if is_partial else node, "collate")
+        if isinstance(made, Single) and config.batch.size is not None:
+            raise ConfigError(
+                Problem("collate", "Single takes one sample, and batch.size more; set it to null")
+            )
+        if target.__module__.startswith("penstock."):
+            return made
+        fields = self.data.fields
+        names = config.data.batch_fields or fields.given
+        return OwnCollate(made, Fields(names, fields.usual), one=config.batch.size is None)
 
     def fetch(self, hashed: bool = False, whole: bool = True) -> Fetch:
         """Request to batch.
@@ -331,50 +392,44 @@ class Split:
             hashed: also hash every sample, as `task=digest` prints it.
             whole: include the batch transforms that run on the device.
         """
-        transform, plan, batch_steps = self.transform, self.plan, self.batch_transform
-        of_batch = batch_steps if whole or not self.data.on_device else None
-        if batch_steps:
+        config, transform, plan = self.config, self.transform, self.plan
+        of_batch = self.batch_transform if whole or not self.data.on_device else None
+        if of_batch:
             from penstock.transforms.image_decoding import fused
 
-            if of_batch:
-                transform, of_batch = fused(transform, of_batch)
-        fields = self.data.fields
-        common = (
+            transform, of_batch = fused(transform, of_batch)
+        bad = quarantine.policy(
+            config.bad_samples.on_error,
+            config.bad_samples.quarantine,
+            self.name,
+            plan,
+            self.dataset,
+            self.fingerprint["dataset"] if config.bad_samples.quarantine else "",
+            config.seed,
+        )
+        kind: Callable[..., Fetch] = Fetch
+        if isinstance(plan, StreamPlan):
+            from penstock.loading.stream_fetch import StreamFetch
+
+            kind = partial(
+                StreamFetch,
+                order=plan.sampler,
+                batch_size=plan.batch_size,
+                tail=plan.tail,
+                together=self.batch_transform.together,
+            )
+        return kind(
             self.dataset,
             transform,
-            collate_of(self.config, fields),
-            self.config.seed,
+            self.collate(),
+            config.seed,
             hashed,
             of_batch or None,
-            self._bad_samples(),
-            fields,
-        )
-        if not isinstance(plan, StreamPlan):
-            return Fetch(*common)
-        from penstock.loading.stream_fetch import StreamFetch
-
-        return StreamFetch(
-            *common,
-            order=plan.sampler,
-            batch_size=plan.batch_size,
-            tail=plan.tail,
-            together=batch_steps.together,
+            bad,
+            self.data.fields,
         )
 
-    def _bad_samples(self) -> BadSamples:
-        section, path = self.config.bad_samples, self.config.bad_samples.quarantine
-        fingerprint = self.fingerprint["dataset"] if path else ""
-        return quarantine.policy(
-            section.on_error,
-            path,
-            self.name,
-            self.plan,
-            self.dataset,
-            fingerprint,
-            self.config.seed,
-        )
-
-    def loader(self, hashed: bool = False, lanes: Lanes | None = None) -> Loader:
+    def loader(self, hashed: bool = False, lanes: Any = None) -> Loader:
         """Batches of the split; to be closed.
 
         Args:
@@ -385,48 +440,137 @@ class Split:
         return Loader(
             self.plan,
             fetch,
-            self.loader_options(gathers=fetch.gathers),
+            self.loader_options(fetch.gathers),
             self.data.world,
-            # By names or by content, a dataset may have none, which shows before anything is read.
-            self.fingerprint if self.identity.mode != "sizes" else lambda: self.fingerprint,
+            lambda: self.fingerprint,
             batch_transform=(self.batch_transform or None) if self.data.on_device else None,
             budget=self.budget,
             lanes=lanes,
         )
 
-    def loader_options(self, backend: str | None = None, gathers: bool = False) -> LoaderOptions:
+    def loader_options(self, gathers: bool = False, packing: bool = False) -> LoaderOptions:
         """The section `loader`, resolved for this split.
 
         Args:
-            backend: of a packing loader; None: as configured.
             gathers: whether the dataset makes whole batches, and nothing follows: to send one from
                 another process costs more than that.
+            packing: samples are packed, and not transformed.
         """
-        section, threads, step = self.config.loader, gathers, ""
-        if backend is None and self.decodes:
-            from penstock.transforms.image_decoding import decode_step, describe, thread_safe
+        section, name, threads = self.config.loader, self.config.loader.worker_init_fn, gathers
+        if self.decodes and not packing:
+            from penstock.transforms.image_decoding import thread_safe
 
-            threads, decode = thread_safe(self.transform), decode_step(self.transform)
-            step = "" if decode is None else f", {describe(decode)}"
-        name = section.worker_init_fn
-        function = targets.resolve(name, "loader.worker_init_fn") if name else None
-        own = targets.options(self.config, "loader.ray") if section.backend == "ray" else None
-        options = options_of(section, threads, function, own)
-        if self.is_train and section.backend == "auto" and options.num_workers:
-            kind = "threads" if options.backend == "thread" else "processes"
-            _log.info("loader: %d %s%s", options.num_workers, kind, step)
-        return options if backend is None else replace(options, backend=backend)
+            threads = thread_safe(self.transform)
+        return options_of(
+            section,
+            threads,
+            resolve(name, "loader.worker_init_fn") if name else None,
+            options(self.config, "loader.ray") if section.backend == "ray" else None,
+        )
 
     @property
     def budget(self) -> Budget:
         """How much of the split may be left out."""
-        length = epoch_length(self.plan, self.dataset)
-        return Budget(self.config.bad_samples.budget, self.name, length)
+        return Budget(
+            self.config.bad_samples.budget, self.name, epoch_length(self.plan, self.dataset)
+        )
 
-    @property
+    @cached_property
     def fingerprint(self) -> dict[str, str]:
         """Everything that the batches of the split depend on, by key."""
-        return self.identity.entries
+        config, dataset = self.config, self.dataset
+        parts = identity(config, self.steps)
+        parts |= {"dataset": self.fingerprint_of(dataset), **recorded(config.data.fingerprint)}
+        parts |= in_fingerprint(self._marks(dataset))
+        if not self.is_train:
+            parts["batch.val_size"] = str(self.batch_size)
+        if self.is_train or self.packs:
+            parts |= {key: str(value) for key, value in leaves(config.sampler, "sampler")}
+            if getattr(dataset, "mixing", None) is not None:
+                from penstock.addons.mixtures import in_runs
+
+                parts |= in_runs.recorded(self)
+            if self._tokenizer is not None:
+                parts["lengths"] = self._tokenizer.counting
+        if self.decodes:
+            from penstock.transforms.image_decoding import decode_step
+
+            # Pixels differ by rounding from one decoder to another.
+            step = decode_step(self.transform)
+            device = self.data.world.device if self.data.on_device else "cpu"
+            parts["decoder"] = f"torchvision on {device}" if step is None else step.decoder
+        return parts
+
+    def fingerprint_of(self, dataset: Any) -> str:
+        """The fingerprint of a dataset, by `data.fingerprint`: by names, sizes or content."""
+        config, levels = self.config, self.config.limits.levels
+        own = fingerprint_of(dataset, config.data.fingerprint, config.cache_dir)
+        # All that is kept of the samples, statistics and packs, is of pixels scaled by them.
+        return own if levels == DEFAULT.levels else _hash(f"{own}\nlevels={levels}")
+
+    def cache_key(self, dataset: object) -> str:
+        """The name of what is kept of a dataset of this split; "" where nothing may be kept, since
+        nothing tells when it changes.
+        """
+        own, marks = self.fingerprint_of(dataset), self._marks(dataset)
+        lines = "".join(f"{name}={value}\n" for name, value in sorted(marks.items()))
+        return "" if not self._tells(dataset) else _hash(f"{own}\n{lines}") if lines else own
+
+    @property
+    def known_by(self) -> dict[str, str]:
+        """A manifest's marks of the dataset and its content; none for Penstock's datasets."""
+        marks, tells = self._marks(self.dataset), self._tells(self.dataset)
+        return {KNOWN_BY: FINGERPRINT if tells else CONTENT, **marks} if marks or not tells else {}
+
+    def _tells(self, dataset: object) -> bool:
+        """Whether a dataset tells what it is, so that nothing need be looked at."""
+        return self.config.data.fingerprint != "sizes" or tells_all(dataset)
+
+    def _marks(self, dataset: Any) -> dict[str, str]:
+        """A dataset's marks beside its fingerprint; none for Penstock's own datasets."""
+        if self.config.data.packed not in (None, "auto"):
+            return {}  # the pack is the dataset, and has a fingerprint
+        return marks_of(self.node[1], dataset, self._tells(dataset), self.data.fields)
+
+
+def _sampler(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> Any:
+    """The sampler of a node, whose `order` may be another one."""
+    order = node.get("order")
+    if order is not None:
+        if isinstance(order, Mapping):
+            order = _sampler(order, f"{key}.order", supply)
+        if not isinstance(order, Order):
+            raise ConfigError(
+                Problem(
+                    f"{key}.order",
+                    f"{type(order).__name__} is no order, which gives rows one by one (random, "
+                    "weighted, subset, curriculum, repeated), and neither forms batches of its "
+                    "own nor reads a stream; expected the node of one, or null",
+                )
+            )
+        supply = {**supply, "order": order}
+    own = {name: value for name, value in node.items() if name != "order"}
+    build = partial(make, own, key, supply, True)
+    sampler = build()
+    if isinstance(sampler, (Order, BatchStrategy, StreamOrder)):
+        return sampler  # a stream's is no order of another sampler
+    from penstock.order.torch_samplers import adapt
+
+    return adapt(build, supply["seed"], supply["length"])
+
+
+def _columns_read(node: Mapping[str, Any]) -> set[str]:
+    """The names of the columns by which a sampler, and an order in it, choose rows."""
+    sampler, inner = called(node), node.get("order")
+    values = {name: one.default for name, one in arguments(sampler).items()} | {**node}
+    names = getattr(sampler, "column_arguments", ())
+    deeper = _columns_read(inner) if isinstance(inner, Mapping) else set()
+    # What is no name is the column itself: a list of weights.
+    return {values[name] for name in names if isinstance(values.get(name), str)} | deeper
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def build_train_loader(config: Config, world: World | None = None) -> Loader:

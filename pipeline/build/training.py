@@ -1,33 +1,25 @@
 """Configuration to training: model, objective, optimizer, scheduler.
 
-This module supplies arguments that a callable takes by name and a configuration leaves out: facts
-of the dataset, `params`, `total_steps`.
+The build supplies arguments that a callable takes by name and a configuration leaves out: facts of
+the dataset, `params`, `total_steps`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.build.data import DataParts
-from penstock.config import targets
 from penstock.config.schema import Config
-from penstock.config.targets import make
+from penstock.config.targets import called, make
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.order.randomness import hash64, scope, seed_global
-from penstock.terminal import say
 from penstock.training.objective_base import Objective
 from penstock.training.own_objective import adapted
-from penstock.training.own_steps import Optimizers, unused_steps
+from penstock.training.own_steps import Optimizers, say_unused_steps
 from penstock.training.schedules import of_each_group, warmup_steps, with_warmup
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
 
 
 class TrainingParts:
@@ -43,12 +35,11 @@ class TrainingParts:
         self.data = DataParts(config, world)
         self.world = self.data.world
 
-    def model(self) -> torch.nn.Module:
+    def model(self) -> nn.Module:
         """A new model on the CPU; its weights follow from the seed."""
         with scope():
             seed_global(hash64(self.config.seed, "weights"))
-            made: torch.nn.Module = self.data.make_with_facts("model", self.config.model, False)
-        return made
+            return self.data.make_with_facts("model", self.config.model, nested=False)
 
     def trained(self, begins: bool = True) -> nn.Module:
         """A new model to be trained, as add-ons prepare it.
@@ -57,14 +48,15 @@ class TrainingParts:
             begins: whether a run begins with its weights.
         """
         model, trainer = self.model(), self.config.trainer
-        if self.config.distributed.strategy == "fsdp" and trainer.ema is not None:
-            reason = "averages whole weights, and distributed=fsdp has parts; set it to null"
-            raise ConfigError(Problem("trainer.ema", reason))
-        if self.config.distributed.strategy == "fsdp" and trainer.precision == "fp16":
-            reason = (
-                "fp16 scales the loss, which distributed=fsdp cannot; set trainer.precision=bf16"
+        half = trainer.precision == "fp16"
+        if self.config.distributed.strategy == "fsdp" and (half or trainer.ema is not None):
+            raise ConfigError(
+                Problem(
+                    "trainer.precision" if half else "trainer.ema",
+                    "distributed=fsdp has parts of weights, fp16 scales the loss by all of them, "
+                    "and an average is of whole ones; set trainer.precision=bf16, trainer.ema=null",
+                )
             )
-            raise ConfigError(Problem("trainer.precision", reason))
         if any([*trainer.warm_start.values(), *trainer.freeze.values()]) or trainer.recompute:
             from penstock.addons.finetuning import fitting
 
@@ -73,36 +65,39 @@ class TrainingParts:
 
     def objective(self) -> Objective:
         """The objective with its metrics; one of a person's own, adapted."""
-        node = self.config.objective
-        metrics = node.get("metrics")
-        if isinstance(metrics, Mapping) and "_target_" not in metrics:  # null leaves one out
-            kept = {name: metric for name, metric in metrics.items() if metric is not None}
-            node = {**node, "metrics": kept}
-        made = self.data.make_with_facts("objective", node, nested=True)
-        if unused := unused_steps(targets.resolve(self.config.model["_target_"], "model"), made):
-            say(unused)
+        made = self.data.make_with_facts("objective", self.config.objective, nested=True)
+        say_unused_steps(called(self.config.model), made)
         return adapted(made)
 
-    def optimizer(self, model: torch.nn.Module, total_steps: int = 0) -> Optimizer:
+    def optimizer(self, model: nn.Module, total_steps: int = 0) -> Optimizer:
         """The optimizer of the model's weights; or several, each of a part that it is named for.
 
         Args:
             total_steps: how often its schedule will be stepped, as for `scheduler`.
         """
-        node = self.config.optimizer
-        if "_target_" in node:
-            return self._optimizer("optimizer", model, model, total_steps)
-        parts = dict(model.named_children())
-        if unknown := node.keys() - parts.keys():
-            name, known = min(unknown), ", ".join(parts) or "no parts"
-            reason = f"is no part of {type(model).__name__}, which has {known}"
-            raise ConfigError(Problem(f"optimizer.{name}", reason))
-        return Optimizers(
-            {
-                name: self._optimizer(f"optimizer.{name}", parts[name], model, total_steps)
-                for name in node
-            }
-        )
+        nodes, parts = self.config.optimizer, dict(model.named_children())
+        if "_target_" in nodes:
+            nodes, parts = {"": nodes}, {"": model}
+        made = {}
+        for name, node in nodes.items():
+            key = f"optimizer.{name}".rstrip(".")
+            if name not in parts:
+                raise ConfigError(
+                    Problem(
+                        key,
+                        f"is no part of {type(model).__name__}, which has "
+                        f"{', '.join(parts) or 'no parts'}",
+                    )
+                )
+            params = [weight for weight in parts[name].parameters() if weight.requires_grad]
+            if any(self.config.trainer.freeze.values()) or self.config.trainer.groups:
+                from penstock.addons.finetuning import groups
+
+                params = groups.arranged(self.config, key, parts[name], model, params)
+            made[name] = make(
+                node, key, {"params": params, "model": parts[name], "total_steps": total_steps}
+            )
+        return made.get("") or Optimizers(made)
 
     def scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler | None:
         """The schedule with its warm-up, or None.
@@ -115,24 +110,8 @@ class TrainingParts:
         if node is None:
             return None
         warm = warmup_steps(self.config.schedule.warmup, total_steps)
-        rest = total_steps - warm
-        plain = of_each_group(node, optimizer)
-        steps = {"total_steps": rest, "T_max": rest, "total_iters": rest}
+        supply = dict.fromkeys(("total_steps", "T_max", "total_iters"), total_steps - warm)
+        own = of_each_group(node, optimizer)
         return with_warmup(
-            optimizer, warm, lambda inner: make(plain, "scheduler", {"optimizer": inner, **steps})
+            optimizer, warm, lambda inner: make(own, "scheduler", {"optimizer": inner, **supply})
         )
-
-    def _optimizer(
-        self, key: str, part: nn.Module, model: nn.Module, total_steps: int
-    ) -> Optimizer:
-        """The optimizer of a part of the model, whose node stands at `key`."""
-        node = self.config.optimizer
-        node = node if key == "optimizer" else node[key.removeprefix("optimizer.")]
-        params: list[Any] = [weight for weight in part.parameters() if weight.requires_grad]
-        if any(self.config.trainer.freeze.values()) or self.config.trainer.groups:
-            from penstock.addons.finetuning import groups
-
-            params = groups.arranged(self.config, key, part, model, params)
-        supply = {"params": params, "model": part, "total_steps": total_steps}
-        made: Optimizer = make(node, key, supply)
-        return made

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from penstock import seams
 from penstock.files.limits import Count, Index, Limits, Seed
+from penstock.order.skipped import Skipped
 
 
 class Effect(IntEnum):
@@ -187,6 +188,11 @@ class CheckpointSection(Section):
     background: bool
 
 
+def _ranges(value: list[Any]) -> list[Any]:
+    Skipped.of(value)  # raises ValueError for what names no addresses
+    return value
+
+
 class TrainerSection(Section):
     """The training loop."""
 
@@ -220,7 +226,7 @@ class TrainerSection(Section):
     # Batches of an epoch at most; null: all.
     limit_batches: Annotated[dict[Literal["train", "val"], Count | None], WEIGHTS] = {}
     overfit_batches: Annotated[Count | None, TRAINING] = None
-    skip: Annotated[list[Any] | None, WEIGHTS] = None
+    skip: Annotated[Annotated[list[Any], AfterValidator(_ranges)] | None, WEIGHTS] = None
     fast_dev_run: Annotated[bool | Count, NOTHING] = False  # by the keys that it sets
     warm_start: Annotated[Options, WEIGHTS] = {}
     freeze: Annotated[Options, WEIGHTS] = {}

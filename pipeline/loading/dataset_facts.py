@@ -26,7 +26,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from penstock.errors import DataError
 from penstock.loading.named_fields import Fields
 from penstock.loading.wrapped import SomeRows
-from penstock.order.columns import ChosenRows, EndToEnd
+from penstock.order.columns import ChosenRows, EndToEnd, LengthTable
 from penstock.order.streams import length_of
 from penstock.terminal import watched
 
@@ -110,6 +110,23 @@ def with_token_lengths(table: Any, dataset: Any, steps: Mapping[str, Any]) -> An
         shown = watched(texts, len(texts), "counting tokens")
         return table.assign(length=[tokenizer.length(text) for text in shown])
     return table
+
+
+def table_for(
+    columns: set[str], dataset: Any, fields: Fields, steps: Mapping[str, Any]
+) -> LengthTable | pd.DataFrame | None:
+    """The facts by which a sampler chooses rows: a dataset's table, or its lengths alone.
+
+    Args:
+        columns: names of those that it reads.
+        steps: transforms of samples, one of which may count tokens.
+    """
+    if columns == {"length"} and tokenizer_of(steps) is None:
+        lengths = lengths_of(dataset)
+        if lengths is not None:
+            return LengthTable(lengths)
+    table = table_of(dataset, fields)
+    return with_token_lengths(table, dataset, steps) if "length" in columns else table
 
 
 def tokenizer_of(steps: Mapping[str, Any]) -> Any:

@@ -21,9 +21,11 @@ class SomeRows(ABC):
 
     Attributes:
         dataset: with all of its rows.
+        reasons: how many rows filters have left out, by why.
     """
 
     dataset: Any
+    reasons: dict[str, int]
 
     @abstractmethod
     def row(self, index: int) -> int:

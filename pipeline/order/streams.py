@@ -8,7 +8,7 @@ offer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from inspect import isgeneratorfunction
 from itertools import repeat
@@ -34,6 +34,16 @@ def is_stream(dataset: object) -> bool:
     return issubclass(kind, IterableDataset) or (
         hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__")
     )
+
+
+class Yielded(IterableDataset[Any]):
+    """The samples that a function's iterators give; each epoch calls it again."""
+
+    def __init__(self, function: Callable[[], Iterator[object]]) -> None:
+        self.function = function
+
+    def __iter__(self) -> Iterator[object]:
+        return self.function()
 
 
 class StreamOrder:

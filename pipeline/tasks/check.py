@@ -28,7 +28,7 @@ from penstock.loading.loader import Loader
 from penstock.loading.sample_reader import SampleReader
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.stream_fetch import StreamFetch
-from penstock.loading.wrapped import own_row
+from penstock.loading.wrapped import own_row, unfiltered_fingerprint
 from penstock.order.plan import Plan, Request
 from penstock.order.randomness import Draws, sample_keys
 from penstock.order.samplers import Sequential
@@ -49,7 +49,7 @@ def run(config: Config) -> None:
     data = DataParts(config, World())
     bad: list[Entry] = []
     count, stopped = 0, None
-    for split in data.splits if config.split == "both" else [data.split(config.split)]:
+    for split in data.splits if config.split == "both" else [getattr(data, config.split)]:
         wrong, before = list[LeftOut](), count
         try:
             with (
@@ -63,7 +63,8 @@ def run(config: Config) -> None:
                     show(count - before, f"{len(wrong)} wrong")
         except Stop as stop:
             stopped = stop
-        bad += entries(wrong, split.name, split.identity.unfiltered)
+        own = unfiltered_fingerprint(split.dataset, split.fingerprint["dataset"])
+        bad += entries(wrong, split.name, own)
         if stopped is not None:
             break
     if bad:

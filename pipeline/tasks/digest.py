@@ -38,7 +38,7 @@ def run(config: Config) -> None:
 def lines(config: Config, group: Group | None = None) -> Iterator[str]:
     """`epoch step samples hash` of each batch, the same on all ranks of `group`."""
     group, epoch = group or Group(), config.epoch
-    split = DataParts(config, group.world).split(config.split)
+    split = getattr(DataParts(config, group.world), config.split)
     steps, skipped, done = split.plan.limit(epoch), split.plan.skipped, 0
     total = min((one for one in (steps, config.steps) if one is not None), default=None)
     made = None if total is None else total - skipped.count(epoch, 0, total)

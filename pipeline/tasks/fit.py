@@ -70,7 +70,7 @@ def run(config: Config) -> float | None:
         join(parts.world, asked.backend, asked.timeout, asked.strategy != "none") as group,
         lanes or nullcontext(),
         data.train.loader(config.trainer.digest, lanes) as train,
-        data.val.loader(lanes=lanes) if data.validates else nullcontext() as val,
+        data.val.loader(lanes=lanes) if config.data.validate else nullcontext() as val,
     ):
         fit = Fit(config, parts, group, train, val)
         with fit.watched(), group.explained():
@@ -128,13 +128,13 @@ class Fit:
     def _facts(self) -> dict[str, Any]:
         """What the manifest of a new run has beside its configuration."""
         splits, mode = self.data.splits, self.config.data.fingerprint
-        data = {split.name: split.identity.data(mode) for split in splits}
-        known = {split.name: split.identity.known_by for split in splits}
+        data = {split.name: split.fingerprint["dataset"] for split in splits}
+        known = {split.name: split.known_by for split in splits}
         left_out = {split.name: split.left_out for split in splits if split.left_out}
         return {
             "seed": self.config.seed,
             "device": self.train_loader.world.device,
-            "monitor": self.options.monitor if self.data.validates else None,
+            "monitor": self.options.monitor if self.config.data.validate else None,
             "mode": self.options.mode,
             "data": {"fingerprint": mode, **data, "identity": known, "left_out": left_out},
             "code": code_of(self.config),

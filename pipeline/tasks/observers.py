@@ -22,6 +22,7 @@ from penstock.files.disk import append
 from penstock.loading.bad_samples import Budget, LeftOut
 from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
+from penstock.loading.wrapped import unfiltered_fingerprint
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped
 from penstock.runs.left_out import NAME as QUARANTINE
@@ -42,7 +43,10 @@ _log = logging.getLogger(__name__)
 def recording(fit: Fit) -> list[Observer]:
     """The observers that write the files of a run."""
     folder, trainer, data = fit.folder, fit.config.trainer, fit.data
-    datasets = {split.name: split.identity.unfiltered for split in data.splits}
+    datasets = {
+        split.name: unfiltered_fingerprint(split.dataset, split.fingerprint["dataset"])
+        for split in data.splits
+    }
     observers: list[Observer] = [
         Metrics(folder),
         Quarantine(folder.path / QUARANTINE, datasets, data.train.budget),

@@ -34,7 +34,7 @@ from penstock.terminal import one_line, put, say
 def run(config: Config) -> None:
     """Recompute batch (`config.epoch`, `config.step`) of `config.split`."""
     data = DataParts(config, World())
-    split = data.split(config.split)
+    split = getattr(data, config.split)
     batch = recompute(split, config)
     put_rows(describe_rows(split.dataset, batch, data.fields))
     put(f"{config.epoch} {config.step} {batch.request.valid} {batch_hash([batch])}")

@@ -55,7 +55,7 @@ def run(config: Config) -> float:
     from penstock.addons.predicting.learned import parts_of_run
 
     parts = parts_of_run(config, path)
-    model, objective, split = parts.model(), parts.objective(), parts.data.split(config.split)
+    model, objective, split = parts.model(), parts.objective(), getattr(parts.data, config.split)
     load_weights(model, path)
     model.to(parts.world.device)
     name, _ = monitored(config, objective)
@@ -149,7 +149,7 @@ def baselines(
             with warnings.catch_warnings(action="ignore", category=UserWarning):  # of constants
                 level = validate(model, objective, loader, group=group, observers=observers)
             found[objective.baseline_name] = level
-    if group.is_first and data.validates:
+    if group.is_first and data.config.data.validate:
         with only_shown("what else the result is compared with"):
             found |= objective.comparisons(data.train.dataset, data.val.dataset)
     return found

@@ -49,6 +49,8 @@ class Objective(ABC):
     named: Mapping[str, Tensor] = {}
 
     def __init__(self, metrics: Mapping[str, Metric], inputs: Sequence[str]) -> None:
+        # One that is null is left out.
+        metrics = {name: metric for name, metric in metrics.items() if metric is not None}
         for name, metric in metrics.items():
             if not is_metric(metric):
                 raise ConfigError(

@@ -27,6 +27,7 @@ from penstock.distributed.gathered import together
 from penstock.distributed.parallel import same_buffers
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
+from penstock.terminal import say
 from penstock.training.objective_base import Objective, explained
 from penstock.training.own_objective import OwnObjective
 from penstock.training.train_step import TrainStep, autocast
@@ -46,22 +47,19 @@ _OF_LIGHTNING = {
 }
 
 
-def unused_steps(model: Any, objective: object) -> str:
-    """What a model's class has for a training loop of its own, which an objective does not use."""
-    if getattr(objective, "calls_the_models_steps", False):
-        return ""
+def say_unused_steps(model: Any, objective: object) -> None:
+    """Say what a model's class has for a loop of its own, if an objective does not use it."""
     own, empty = [], ("lightning.", "pytorch_lightning.")  # whose methods do nothing
     for name in _OF_LIGHTNING:
         bases = [base for base in getattr(model, "__mro__", ()) if name in vars(base)]
         if bases and not bases[0].__module__.startswith(empty):
             own.append(name)
-    instead = ", ".join(dict.fromkeys(_OF_LIGHTNING[name] for name in own))
-    if not own:
-        return ""
-    return (
-        f"model: {model.__name__} is used by its forward alone; its {', '.join(own)} are not "
-        f"called. In their place are {instead} of the configuration (docs/own_parts.md)"
-    )
+    if own and not getattr(objective, "calls_the_models_steps", False):
+        instead = ", ".join(dict.fromkeys(_OF_LIGHTNING[name] for name in own))
+        say(
+            f"model: {model.__name__} is used by its forward alone; its {', '.join(own)} are not "
+            f"called. In their place are {instead} of the configuration (docs/own_parts.md)"
+        )
 
 
 class Optimizers(Optimizer):

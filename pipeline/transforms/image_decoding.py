@@ -303,14 +303,6 @@ def checked_header(image: EncodedImage) -> JpegHeader | None:
     return header
 
 
-def describe(step: Decode) -> str:
-    """The decoder in a few words."""
-    if step.decoder == "native":
-        return f"native JPEG decoder ({native_images.jpeg().library})"
-    built = "" if native_images.jpeg() else " (the native one was not built: it needs libjpeg-dev)"
-    return f"JPEG decoder in pure Python{built}"
-
-
 def thread_safe(transform: Compose | Mapping[str, Any]) -> bool:
     """Whether all steps draw from torch alone, if at all, so that threads may run them."""
     steps = transform.steps if isinstance(transform, Compose) else transform

@@ -264,7 +264,7 @@ def test_models_learn_facts_from_the_data_and_their_weights_from_the_seed():
 def test_a_fact_that_the_data_does_not_tell(monkeypatch):
     monkeypatch.setattr(own_parts.Numbers, "facts", property(lambda self: {"num_classes": 2}))
     told = (
-        r"needs num_landmarks, which Numbers does not tell \(its facts: num_outputs, num_classes\)"
+        r"needs num_landmarks, which Numbers does not tell \(its facts: num_classes, num_outputs\)"
     )
     with pytest.raises(ConfigError, match=rf"{told}; set it: \+data.facts.num_l"):
         parts().model()
@@ -339,7 +339,7 @@ def test_statistics_of_the_training_split(monkeypatch, tmp_path):
     )
     run = TrainingParts(config)
     for split in ("val", "train"):
-        step = run.data.split(split).transform.steps["normalize"]
+        step = getattr(run.data, split).transform.steps["normalize"]
         assert isinstance(step, Normalize)
         assert step.mean == [0.1] * 3
     assert asked == [("train", "here")]

@@ -171,7 +171,7 @@ def test_data_that_is_not_there_is_no_wrong_configuration(words, capsys, tmp_pat
 def test_a_batch_size_that_is_not_used_is_reported(arrays, capsys):
     words = ["sampler=identity", "sampler.identities=2", "task=digest"]
     said = run(capsys, *arrays, *words, "sampler.column=label").err
-    assert "batch.size: 32 is for validation only; Identity makes batches of its own size" in said
+    assert "batch.size: 32 is for validation only; Identity forms its batches itself" in said
 
 
 @pytest.mark.thorough

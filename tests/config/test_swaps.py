@@ -62,7 +62,7 @@ def run_pack(folder):
     common = ["dataset=image_folder", f"dataset.root={folder}/images", f"cache_dir={folder}/cache"]
     for split in ("train", "val"):
         config = penstock.compose(*common, "pack.size=20", f"pack.out={folder}/packs", *ONE)
-        pack_of(DataParts(config).split(split))
+        pack_of(getattr(DataParts(config), split))
     return folder / "packs"
 
 

@@ -184,15 +184,15 @@ def test_orders_go_inside_of_others(outer, inner):
 @pytest.mark.parametrize(
     ("sampler", "order", "reason"),
     [
-        ("packed", "{_target_: penstock.order.samplers.Bucket}", "Bucket forms batches of its own"),
+        ("packed", "{_target_: penstock.order.samplers.Bucket}", "Bucket is no order"),
         ("repeated", "{_target_: penstock.order.streams.StreamOrder}", "reads a stream"),
-        ("repeated", "random", "expected a node or null"),
+        ("repeated", "random", "expected the node of one, or null"),
         ("bucket", "{_target_: penstock.order.samplers.Random}", "unknown argument of Bucket"),
         (
             "repeated",
             "{_target_: torch.utils.data.BatchSampler, sampler: {_target_: "
             "torch.utils.data.RandomSampler}, batch_size: 5, drop_last: false}",
-            "TorchBatches forms batches of its own",
+            "TorchBatches is no order",
         ),
     ],
 )
@@ -207,7 +207,7 @@ def test_what_cannot_go_inside_is_refused(sampler, order, reason):
 def test_an_own_sampler_that_forms_batches_is_refused_when_it_is_built(monkeypatch):
     order = f"{{_target_: {HERE}.batches_of_two}}"
     data = data_of("sampler=repeated", f"sampler.order={order}")
-    with pytest.raises(ConfigError, match=r"sampler\.order: TorchBatches forms batches"):
+    with pytest.raises(ConfigError, match=r"sampler\.order: TorchBatches is no order"):
         data.train.plan  # noqa: B018
 
 

@@ -188,8 +188,8 @@ def test_the_loss_takes_soft_targets_where_there_are_some():
 
 MIXUP = "{_target_: penstock.transforms.mixing.MixUp}"
 REFUSED = [
-    (["batch.size=null"], "transform.train_batch", "batch.size=null passes"),
-    (["collate=list"], "transform.train_batch", "collate=list stacks nothing"),
+    (["batch.size=null"], "transform.train_batch", "set batch.size"),
+    (["collate=list"], "transform.train_batch", "set collate=stack"),
     (["batch.size=5"], "batch.size", "5 cannot be cut into pairs for 1 process.*take 4 or 6"),
     ([f"+transform.val_batch.mixup={MIXUP}"], "transform.val_batch.mixup", "mixes samples of val"),
     (

@@ -172,11 +172,10 @@ def test_streams_too(people, name):
 _stream = ["sampler=stream", "sampler.buffer=4"]
 
 
-def test_a_generator_that_was_made_already_is_refused(people, capsys):
-    found = run(capsys, *own("made", *_stream))
-    assert found.code == 2, found.err
-    assert "dataset: people.made gives a generator, which can be read once" in found.err
-    assert "Name the generator function itself" in found.err
+def test_a_function_that_gives_a_generator_is_called_in_every_epoch(people):
+    words = ["task=digest", "epoch=1", *_stream]
+    expected = list(lines(penstock.compose(*own("generated", *words))))
+    assert list(lines(penstock.compose(*own("made", *words)))) == expected
 
 
 def test_a_none_is_reported_with_its_row(people, capsys):

@@ -121,7 +121,7 @@ def test_a_class_of_ones_own_that_divides_nothing(monkeypatch):
         compose(*words, "objective=regression")
     config = compose(*words, "objective=regression", "data.split={val: 0.2, test: 0.2}")
     data = DataParts(config)
-    rows = [data.split(name).dataset for name in ("train", "val", "test")]
+    rows = [getattr(data, name).dataset for name in ("train", "val", "test")]
     places = sorted(part.row(place) for part in rows for place in range(len(part)))
     assert places == list(range(len(rows[0].dataset)))
 

@@ -129,10 +129,10 @@ def test_splits_have_no_row_in_common(make, tmp_path):
     for extra in (SHARES, SHARES[:1]):
         data = DataParts(compose(*words, *extra, *more))
         splits = ["train", "val", "test"] if extra is SHARES else ["train", "val"]
-        parts.append([[key_of(sample, field) for sample in samples(data.split(name).dataset)]
+        parts.append([[key_of(sample, field) for sample in samples(getattr(data, name).dataset)]
                       for name in splits])  # fmt: skip
     with suppress(ConfigError):  # that there is none
-        assert [*samples(data.split("test").dataset)] == []
+        assert [*samples(data.test.dataset)] == []
     train, val, test = parts[0]
     assert len({*train, *val, *test}) == len(train) + len(val) + len(test) == COUNT
     assert parts[1] == [parts[1][0], val], "validation stays what it was"

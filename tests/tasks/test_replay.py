@@ -20,7 +20,7 @@ trusted = test_empty_epochs.trusted  # runs for each test
 
 def asked(*more, kind=Rows):
     config = penstock.compose(*test_empty_epochs.words(kind), "task=replay", *more)
-    return config, DataParts(config, World()).split("train")
+    return config, DataParts(config, World()).train
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_a_task_that_loads_the_checkpoint_measures_the_mean(fit):
 
 def test_parts_of_weights_have_no_mean():
     parts = TrainingParts(penstock.compose("trainer.ema=0.9", "distributed=fsdp"))
-    with pytest.raises(ConfigError, match=r"trainer\.ema: averages whole weights"):
+    with pytest.raises(ConfigError, match=r"trainer\.ema: distributed=fsdp has parts of weights"):
         parts.trained()
 
 

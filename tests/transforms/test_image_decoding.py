@@ -586,18 +586,10 @@ def test_a_bad_file_names_itself_in_the_run(tmp_path, capsys):
     assert "03.jpg' is truncated or damaged" in done.err
 
 
-def test_fast_says_what_it_chose(tmp_path, caplog):
+def test_fast_has_threads_where_steps_are_safe_in_them(tmp_path):
     root = folder(tmp_path)
-    with (
-        caplog.at_level("INFO"),
-        DataParts(
-            compose(
-                root, "loader=fast", "loader.num_workers=2", "transform.train.decode.decoder=pure"
-            )
-        ).train.loader() as loader,
-    ):
+    with DataParts(compose(root, "loader=fast", "loader.num_workers=2")).train.loader() as loader:
         assert loader.options.backend == "thread"
-    assert "loader: 2 threads, JPEG decoder in pure Python" in caplog.text
     with DataParts(
         compose(root, "transform=images", "loader=fast", "loader.num_workers=2")
     ).train.loader() as loader:

@@ -66,7 +66,7 @@ def run(config: Config) -> None:
         )
     folder = config.run and (run_of(Path(config.run)) or Path(config.run))
     record = RunRecord.read(folder, "run") if folder else None
-    question = _Question(DataParts(config, World()).split(config.split), record)
+    question = _Question(getattr(DataParts(config, World()), config.split), record)
     if config.address is not None:
         question.put_batch(Address(*config.address))
     elif config.sample is not None:
@@ -332,11 +332,11 @@ class RunHistory:
 def compare_data(record: RunRecord, split: Split) -> None:
     """Say so if the data is not that of a run, or not known to be."""
     then = record.manifest.get("data")
-    known = split.identity.known_by
+    known = split.known_by
     mode = split.config.data.fingerprint
     now = {
         "fingerprint": mode,
-        split.name: split.identity.data(mode),
+        split.name: split.fingerprint["dataset"],
         "identity": {split.name: known},
     }
     related = relation(then, now, split.name)
@@ -386,7 +386,8 @@ def listed_in(path: Path | str, split: Split) -> dict[int, str]:
         ConfigError: it cannot be read, or is of another dataset.
     """
     dataset = split.dataset
-    causes = known_rows(path, unfiltered(dataset), split.name, split.identity.unfiltered)
+    own = wrapped.unfiltered_fingerprint(dataset, split.fingerprint["dataset"])
+    causes = known_rows(path, unfiltered(dataset), split.name, own)
     if not isinstance(dataset, SomeRows):
         return causes
     return {row: causes[own] for row, own in dataset.places(list(causes)).items()}

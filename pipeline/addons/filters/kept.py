@@ -389,11 +389,10 @@ def _taken(values: Any, rows: IntArray) -> Any:
     return values[rows]
 
 
-def chosen_rows(split: Split, dataset: Any) -> tuple[Any, dict[str, int]]:
-    """The rows of a split's dataset that filters leave, and how many they leave out, by why."""
-    return RowChoice(
-        _given(split.config.data, split.is_train), split.name, split.data.fields, split.identity.of
-    ).of(dataset)
+def chosen_rows(split: Split, dataset: Any) -> Any:
+    """The rows of a split's dataset that filters leave."""
+    given = _given(split.config.data, split.is_train)
+    return RowChoice(given, split.name, split.data.fields, split.fingerprint_of).of(dataset)[0]
 
 
 def _given(data: DataSection, is_train: bool) -> dict[str, Any]:

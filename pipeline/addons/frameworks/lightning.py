@@ -59,7 +59,7 @@ class DataModule(_LightningDataModule):
 
     def val_dataloader(self) -> TorchLoader | list[TorchLoader]:
         """Batches of the validation split; none with `data.validate=false`."""
-        return self._loader("val") if self._parts.validates else []
+        return self._loader("val") if self._parts.config.data.validate else []
 
     def test_dataloader(self) -> TorchLoader:
         """Batches of the test split."""
@@ -70,7 +70,7 @@ class DataModule(_LightningDataModule):
         return self._loader("val" if self.config.data.test_dataset is None else "test")
 
     def _loader(self, split: str) -> TorchLoader:
-        loader = self._parts.split(split).loader()
+        loader = getattr(self._parts, split).loader()
         made = TorchLoader(loader)
         made.num_workers = loader.options.num_workers  # Lightning warns of none
         self._loaders.append(loader)

@@ -58,8 +58,8 @@ def with_mixture(
 
 def recorded(split: Split) -> dict[str, str]:
     """Entries of a split's fingerprint."""
-    mixing, sources, fingerprint = _mixing(split), split.dataset.sources, split.identity.of
-    return mixing.recorded({name: fingerprint(sources[name]) for name in mixing.lengths})
+    mixing, sources = _mixing(split), split.dataset.sources
+    return mixing.recorded({name: split.fingerprint_of(sources[name]) for name in mixing.lengths})
 
 
 def _mixing(split: Split) -> Mixing:

@@ -24,7 +24,7 @@ from penstock.addons.packs.folder import VERSION, Pack
 from penstock.addons.packs.remote import RemotePack
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
-from penstock.config.targets import make, options
+from penstock.config.targets import options
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count
@@ -157,13 +157,12 @@ def opened(split: Split) -> Any:
             f"dataset.folder={out}. data.packed=auto keeps packs on this machine"
         )
         raise ConfigError(Problem("pack.out", reason))
-    _ = split.node  # a split that the configuration lacks has no pack either
     node: dict[str, Any] = {
         "_target_": "penstock.addons.packs.packed.Packed",
         "folder": str(pack_of(split) if folder == "auto" else folder),
         "cache_dir": f"{config.cache_dir}/text",
     }
-    return make(node, "data.packed", split.supply(lazy=split.decodes))
+    return split.read(split.decodes, ("data.packed", node))
 
 
 def pack_of(split: Split) -> Path | str:
@@ -218,11 +217,11 @@ def packed(
         recipe,
         split.config.cache_dir,
         out,
-        split.loader_options(backend),
+        replace(split.loader_options(packing=True), backend=backend),
         other_than_own(dataset, split.config),
         split.data.fields,
-        split.identity.cache_key(dataset),
-        split.data.files(),
+        split.cache_key(dataset),
+        options(split.config, "files"),
     )
 
 
@@ -233,9 +232,9 @@ def run(config: Config) -> None:
     if config.split == "both":
         splits = [split.name for split in data.splits]
     for split in splits:
-        folder = pack_of(data.split(split))
+        folder = pack_of(getattr(data, split))
         if isinstance(folder, str):
-            files = data.files()
+            files = options(config, "files")
             pack: Pack = RemotePack(files.remote.folder(folder), files)
         else:
             pack = Pack(folder)

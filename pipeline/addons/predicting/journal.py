@@ -99,7 +99,7 @@ class Journal:
 
     def begin(self, data: Split) -> None:
         """Say what the rows are of; refuse those of something else."""
-        head = {"weights": self._weights, "data": data.identity.data()}
+        head = {"weights": self._weights, "data": data.fingerprint["dataset"]}
         if self._head is None:
             self._is_new = True
             append(self.path, [json.dumps(head)])

@@ -48,8 +48,8 @@ def write(folder: Path, data: DataParts) -> None:
     for section in _STEPS:
         for name, node in getattr(data.config.transform, section).items():
             key = f"transform.{section}.{name}"
-            completed = data.with_statistics(node, key)
-            if completed != node:
+            completed = data.with_statistics(node or {})
+            if node is not None and completed != node:
                 own = {n: v for n, v in completed.items() if node.get(n) != v}
                 steps[key] = {name: _kept(folder, value) for name, value in own.items()}
     dataset = data.train.dataset

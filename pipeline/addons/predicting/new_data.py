@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.addons.predicting.learned import Learned
 from penstock.build.data import DataParts, Split
-from penstock.config.targets import arguments, called
+from penstock.config.targets import arguments, called, options
 from penstock.datasets.arrays import Arrays
 from penstock.datasets.image_folder import EXTENSIONS
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
@@ -63,10 +63,10 @@ class NewData(Split):
         key, node = self.data.train.node
         kind, limits = called(node), self.config.limits
         names = arguments(kind)
-        learned = self._learned
+        learned, files = self._learned, options(self.config, "files")
         if learned is not None and learned.of_dataset and hasattr(kind, "of_learned"):
             with learned.trusted():
-                return kind.of_learned(self._root, learned.of_dataset, self.data.files(), limits)
+                return kind.of_learned(self._root, learned.of_dataset, files, limits)
         if hasattr(kind, "unlabelled"):
             return self._trained(key, node).unlabelled(self._root)
         is_class = isinstance(kind, type)  # and no function

@@ -58,7 +58,7 @@ def run(config: Config) -> float | None:
         return _shown({"test": known["metrics"]}, name, known.get("checkpoint"))
     if RunRecord.read(folder, "run").state == "running":
         raise ConfigError(Problem("run", f"{folder} is still training; test it when it has ended"))
-    split = data.split("test")
+    split = data.test
     with join(ready.parts.world, wanted.backend, wanted.timeout) as group:
         check_declared(split)
         with split.loader() as loader:
@@ -108,7 +108,7 @@ def check_declared(split: Split) -> None:
 
 def _check_other_rows(data: DataParts, loader: Loader) -> None:
     """Refuse a test split whose first rows are those of training or of validation."""
-    own = _first_rows(data.split("test"), loader)
+    own = _first_rows(data.test, loader)
     for other in data.splits:
         if len(set(own)) > 1 and own == _first_rows(other, loader)[: len(own)]:
             reason = (
@@ -116,7 +116,7 @@ def _check_other_rows(data: DataParts, loader: Loader) -> None:
                 f"split for the test: the first {len(own)} are equal, byte by byte. A measurement "
                 "on them says nothing; give the test split rows of its own"
             )
-            raise ConfigError(Problem(data.split("test").node[0], reason))
+            raise ConfigError(Problem(data.test.node[0], reason))
 
 
 def _first_rows(split: Split, loader: Loader) -> list[bytes]:

@@ -94,7 +94,7 @@ class Run:
         from penstock.tasks.replay import recompute
 
         asked = {"split": split, "epoch": epoch, "step": step}
-        batch = recompute(self._data.split(split), self._data.config.model_copy(update=asked))
+        batch = recompute(getattr(self._data, split), self._data.config.model_copy(update=asked))
         kept = self._digests.hash(Address(epoch, step)) if split == "train" else None
         made = batch_hash([batch])
         if kept not in (None, made):

@@ -185,7 +185,7 @@ def _split(split: Split) -> dict[str, Any]:
         "name": split.name,
         "dataset": type(unfiltered(dataset)).__name__,
         "rows": rows,
-        "fingerprint": split.identity.data(),
+        "fingerprint": split.fingerprint["dataset"],
         "counts": counts,
     }
 

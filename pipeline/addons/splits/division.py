@@ -236,7 +236,9 @@ def opened(split: Split) -> Any:
         raise ConfigError(refused)
     train = split.data.train
     names = arguments(called(train.node[1]))
-    none = {name: 0.0 for name in ("val_fraction", "test_fraction") if name in names}
+    none: dict[str, Any] = {
+        name: 0.0 for name in ("val_fraction", "test_fraction") if name in names
+    }
     dataset = train.read(split.decodes, **none)
     if is_stream(dataset):
         reason = f"{type(dataset).__name__} is a stream, which has no rows to divide"
@@ -277,7 +279,8 @@ def divided(split: Split, dataset: Any) -> Any:
         every.learn_from(kept[of == SPLITS.index("train")])
     if hasattr(every, "serve"):  # else its samples would be those of training
         every.serve(split.name)
-    return kept_rows(every, Selection([mask]), {})
+    reasons = dataset.reasons if isinstance(dataset, KeptRows) else {}
+    return kept_rows(every, Selection([mask]), reasons)
 
 
 def problems(config: Config) -> Iterator[Problem]:

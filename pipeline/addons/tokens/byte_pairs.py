@@ -197,7 +197,7 @@ def of_split(split: Split, node: Mapping[str, Any]) -> Mapping[str, Any]:
     step = targets.resolve(node["_target_"], "transform")
     if not isinstance(step, type) or not issubclass(step, BytePairs):
         return node
-    fingerprint = split.identity.cache_key(split.dataset)
+    fingerprint = split.cache_key(split.dataset)
     return with_vocabulary(node, split.dataset, fingerprint, split.config.cache_dir)
 
 

@@ -25,7 +25,9 @@ from typing import Any
 import numpy as np
 
 from penstock.config.targets import SUPPLIED, arguments, resolve, walk
+from penstock.loading.dataset_facts import columns_of
 from penstock.loading.known_by import PLACE, tells
+from penstock.loading.named_fields import Fields
 from penstock.loading.wrapped import SomeRows, unfiltered
 from penstock.runs.identity.sources import modules_of
 
@@ -43,6 +45,14 @@ def tells_all(dataset: object) -> bool:
     if type(dataset).__module__.startswith(_OURS) and isinstance(sources, Mapping):
         return all(map(tells_all, sources.values()))
     return tells(str(getattr(dataset, "fingerprint", None)))
+
+
+def marks_of(node: object, dataset: Any, has_fingerprint: bool, fields: Fields) -> Facts:
+    """What a dataset is known by beside its fingerprint; nothing for Penstock's own."""
+    facts = code_and_arguments(node, dataset, has_fingerprint)
+    if not has_fingerprint:
+        facts |= labels_of(columns_of(dataset, fields))
+    return facts | ({"fields": ", ".join(fields.given)} if facts and fields.given else {})
 
 
 def code_and_arguments(node: object, dataset: object, has_fingerprint: bool) -> Facts:
