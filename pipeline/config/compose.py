@@ -117,7 +117,7 @@ def accept(
     keys = " ".join(f" {problem.key}." for problem in problems)  # a section of such a key is known
     _refuse([*problems, *map(note, (one for one in found if f" {one.key}." not in keys))])
     begin(config)
-    _refuse(note(one) for one in targets.check(config))
+    _refuse(map(note, targets.check(config, seams.TASKS[config.task].reads)))
     if not seams.TASKS[config.task].reads:
         from penstock.config import rules  # which imports torch
 

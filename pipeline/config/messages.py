@@ -24,11 +24,6 @@ def show(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def not_allowed(value: object, allowed: str, known: Iterable[str] = ()) -> str:
-    """The message for a value of a wrong type or outside its bounds or choices."""
-    return f"got {show(value)}, expected {allowed}{nearest(str(value), known)}"
-
-
 def of_schema(error: ValidationError, values: Any, section: str = "") -> list[Problem]:
     """A problem for each key that the schema refuses, with pydantic's reasons and a way out."""
     found: dict[str, list[str]] = {}

@@ -20,14 +20,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache, partial
-from operator import attrgetter
+from functools import lru_cache, partial, reduce
 from pkgutil import iter_modules, resolve_name
 from typing import Any, ForwardRef
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from penstock import seams
 from penstock.config.familiar import advice
 from penstock.config.messages import nearest, of_schema, show
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
@@ -38,8 +36,6 @@ SPECIAL = {
     name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
     for name, kind in (("_target_", "str"), ("_args_", "list"), ("_partial_", "bool"))
 }
-# Importing torchmetrics takes 1.3 s: tasks that measure nothing leave out what needs it.
-_SLOW, _WITHOUT_METRICS = ("torchmetrics.", "penstock.training.metrics."), ("digest", "replay")
 # Facts of a dataset for a model, an objective and its metrics; and torch's names for them.
 SAME_FACTS = {
     "in_features": "num_features",
@@ -190,8 +186,9 @@ def resolve(name: Any, key: str) -> Any:
         ConfigError: the name may not be called, or doesn't exist; with the nearest that does.
     """
     allowed, own = dict.fromkeys(prefix for prefix, *_ in RULES), is_below(str(name), trusted())
-    is_dotted = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", str(name), re.ASCII)
-    if not is_dotted or not (own or is_below(name, allowed)):
+    if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", str(name), re.ASCII) or not (
+        own or is_below(name, allowed)
+    ):
         first = str(name).partition(".")[0]
         raise ConfigError(
             Problem(
@@ -206,11 +203,10 @@ def resolve(name: Any, key: str) -> Any:
     try:
         found = resolve_name(f"{module}:{attribute}")
     except (ImportError, AttributeError) as error:
-        above, _, last = module.rpartition(".")
-        there = sys.modules.get(module) or sys.modules.get(above)
+        above, _, last = (name if module in sys.modules else module).rpartition(".")
+        there = sys.modules.get(above)
         known = [*dir(there), *(one.name for one in iter_modules(getattr(there, "__path__", [])))]
-        near = nearest(attribute if module in sys.modules else last, known)
-        raise ConfigError(Problem(key, f"{name}: {error}{near}")) from error
+        raise ConfigError(Problem(key, f"{name}: {error}{nearest(last, known)}")) from error
     home = str(getattr(found, "__module__", ""))
     kinds = [
         kind
@@ -220,14 +216,18 @@ def resolve(name: Any, key: str) -> Any:
     ]
     if (own and is_below(home, trusted())) or any(_is(found, kind) for kind in kinds):
         return found
-    made = f"{home}.{getattr(found, '__qualname__', found)}"
-    kind = " or ".join(kinds) or f"of {module}"
-    raise ConfigError(Problem(key, f"{name} is {made}, which is not {kind}, so it is not called"))
+    raise ConfigError(
+        Problem(
+            key,
+            f"{name} is {home}.{getattr(found, '__qualname__', found)}, which is not "
+            f"{' or '.join(kinds) or f'of {module}'}, so it is not called",
+        )
+    )
 
 
-def called(node: Any) -> Any:
-    """What a node calls, which was checked; None where there is no node."""
-    return resolve(node["_target_"], "_target_") if node and "_target_" in node else None
+def called(node: Any, key: str = "") -> Any:
+    """What a node at a key calls; None where there is no node."""
+    return resolve(node["_target_"], f"{key}._target_") if node and "_target_" in node else None
 
 
 def _is(found: Any, kind: str) -> bool:
@@ -243,17 +243,16 @@ def arguments(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
     The last one is of the kind VAR_KEYWORD where any other name is taken, too.
     """
-    signature = inspect.signature(function)
-    known = list(signature.parameters.values())
+    known = list(inspect.signature(function).parameters.values())
     # A function hands them to the class of which it makes one, as those of torchvision.models.
-    for base in getattr(function, "__mro__", [signature.return_annotation]):
-        is_open = known and known[-1].kind is known[-1].VAR_KEYWORD
-        if is_open and "__init__" in getattr(base, "__dict__", ()):
+    for base in getattr(function, "__mro__", [inspect.signature(function).return_annotation]):
+        more = vars(base).get("__init__") if isinstance(base, type) else None
+        if more and known and known[-1].kind is known[-1].VAR_KEYWORD:
             known[-1:] = [  # none of them is required, as the class may give it
                 one
                 if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
                 else one.replace(default=...)
-                for one in [*inspect.signature(vars(base)["__init__"]).parameters.values()][1:]
+                for one in [*inspect.signature(more).parameters.values()][1:]
             ]
     return {
         one.name: one for one in known if one.kind not in (one.POSITIONAL_ONLY, one.VAR_POSITIONAL)
@@ -274,14 +273,16 @@ def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: b
         ConfigError: a name may not be called, or a part refuses its arguments.
         DataError: a part of a library fails, as by files that are not there.
     """
-    below = supply if nested else None
     if isinstance(node, list):
-        return [make(value, f"{key}[{i}]", below, nested) for i, value in enumerate(node)]
+        return [
+            make(value, f"{key}[{number}]", supply if nested else None, nested)
+            for number, value in enumerate(node)
+        ]
     if not isinstance(node, Mapping):
         found = getattr(sys.modules.get("torch"), str(node).removeprefix("torch."), node)
         return found if repr(found) == node else node
     values = {
-        name: make(value, f"{key}.{name}", below, nested)
+        name: make(value, f"{key}.{name}", supply if nested else None, nested)
         for name, value in node.items()
         if name not in ("_target_", "_partial_")
     }
@@ -294,8 +295,7 @@ def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: b
         for name, value in (supply or {}).items()
         if name in free
     }
-    home = function.__module__
-    if home.startswith("torchvision.models."):
+    if function.__module__.startswith("torchvision.models."):
         resolve_name("penstock.files.pretrained:read_weights_as_tensors")()
     try:
         made = partial(function, *positional, **values)
@@ -310,11 +310,12 @@ def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: b
     except Exception as error:
         error.add_note(f"while building {key} ({node['_target_']})")
         refused = isinstance(error, (TypeError, ValueError))
-        own = is_below(home, trusted()) or (home.startswith("penstock.") and not refused)
+        own = is_below(function.__module__, trusted() if refused else [*trusted(), "penstock"])
         if own or isinstance(error, (PenstockError, ImportError, MemoryError)):
             raise  # of somebody's own code, the traceback says more
-        reason = f"{node['_target_']} raises {type(error).__name__}: {error}"
-        raise (ConfigError if refused else DataError)(Problem(key, reason)) from error
+        raise (ConfigError if refused else DataError)(
+            Problem(key, f"{node['_target_']} raises {type(error).__name__}: {error}")
+        ) from error
 
 
 def options(config: Any, key: str, *supplied: Any) -> Any:
@@ -323,31 +324,43 @@ def options(config: Any, key: str, *supplied: Any) -> Any:
 
 
 def _given(config: Any, key: str) -> dict[str, Any]:
-    section = attrgetter(key)(config) or {}
-    return {name: value for name, value in section.items() if value is not None}
+    section = reduce(getattr, key.split("."), config)
+    return {name: value for name, value in (section or {}).items() if value is not None}
 
 
 def walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every mapping with a `_target_` in a tree, with its full key."""
     if isinstance(node, Mapping) and "_target_" in node:
         yield key, node
-    is_list = isinstance(node, list)
-    for name, value in enumerate(node) if is_list else getattr(node, "items", tuple)():
-        yield from walk(value, f"{key}[{name}]" if is_list else f"{key}.{name}".removeprefix("."))
+    for name, value in (
+        enumerate(node) if isinstance(node, list) else getattr(node, "items", tuple)()
+    ):
+        yield from walk(
+            value,
+            f"{key}[{name}]" if isinstance(node, list) else f"{key}.{name}".removeprefix("."),
+        )
 
 
-def check(config: Any) -> Iterator[Problem]:
-    """What is wrong with the nodes of a configuration, as far as names and arguments tell."""
+def check(config: Any, only_reads: bool = False) -> Iterator[Problem]:
+    """What is wrong with sections of OPTIONS and with nodes, as names and arguments tell it.
+
+    Args:
+        only_reads: the task makes no node.
+    """
     for key, name in OPTIONS.items():
         if given := _given(config, key):
             yield from _wrong_arguments(resolve_name(name), key, given, key)
-    plain, left_out = config.model_dump(), _SLOW if config.task in _WITHOUT_METRICS else ()
-    for section in () if seams.TASKS[config.task].reads else SUPPLIED:
-        for key, node in walk(plain[section], section):
+    # Importing torchmetrics takes 1.3 s, and these tasks measure nothing.
+    left_out = (
+        ("torchmetrics.", "penstock.training.metrics.")
+        if config.task in ("digest", "replay")
+        else ()
+    )
+    for section, value in config.model_dump(include=set() if only_reads else {*SUPPLIED}).items():
+        for key, node in walk(value, section):
             try:
                 if not str(node["_target_"]).startswith(left_out):
-                    function = resolve(node["_target_"], f"{key}._target_")
-                    yield from _wrong_arguments(function, key, node, section)
+                    yield from _wrong_arguments(called(node, key), key, node, section)
             except ConfigError as error:
                 yield from error.problems
 
@@ -356,18 +369,25 @@ def _wrong_arguments(
     function: Any, key: str, node: Mapping[str, Any], section: str
 ) -> Iterator[Problem]:
     """Arguments that a callable does not take, that it lacks, and ours of a wrong type."""
-    known, ours = arguments(function) | SPECIAL, function.__module__.startswith("penstock.")
+    known, ours = arguments(function) | SPECIAL, is_below(function.__module__, ["penstock"])
     is_open = any(one.kind is one.VAR_KEYWORD for one in known.values())
     for name, value in node.items():
         gone = advice(f"{key}.{name}", show(value).strip("'")).removeprefix("; ")
         if name not in known and (gone or not is_open):
-            unknown = f"unknown argument of {function.__name__} {name!r}{nearest(name, known)}"
-            yield Problem(f"{key}.{name}", gone or f"{unknown}; allowed: {', '.join(known)}")
+            yield Problem(
+                f"{key}.{name}",
+                gone
+                or f"unknown argument of {function.__name__} {name!r}{nearest(name, known)}; "
+                f"allowed: {', '.join(known)}",
+            )
         elif name in SPECIAL or (ours and name in known and not any(walk(value, ""))):
             yield from _wrong_value(known[name], function.__module__, f"{key}.{name}", value)
-    # A function that collates or filters gets the rest when it is called.
-    later = section in ("collate", "data") and not isinstance(function, type)
-    if not later and not node.get("_partial_") and isinstance(node.get("_args_", []), list):
+    # A partial, and a function that collates or filters, get the rest when they are called.
+    if (
+        not node.get("_partial_")
+        and isinstance(node.get("_args_", []), list)
+        and (isinstance(function, type) or section not in ("collate", "data"))
+    ):
         yield from (
             Problem(f"{key}.{one.name}", f"is missing; {function.__name__} needs it")
             for one in [*known.values()][len(node.get("_args_", [])) :]
@@ -381,8 +401,10 @@ def _wrong_value(
 ) -> Iterator[Problem]:
     """What the annotation of an argument says of a value: JSON, where lists may become tuples."""
     try:
-        annotation = ForwardRef(argument.annotation, module=module)
-        adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+        adapter: TypeAdapter[Any] = TypeAdapter(
+            ForwardRef(argument.annotation, module=module),  # type: ignore[arg-type]
+            config=ConfigDict(arbitrary_types_allowed=True),
+        )
         adapter.validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         # A text may stand for an object, such as a dtype.
