@@ -255,8 +255,8 @@ def _run(config: Config) -> float | None:
         # job must not outlast it.
         gc.freeze()
         gc.enable()
-    with terminal.progress_shown("none" if rank else config.trainer.progress):
-        value: float | None = run(config)
+    terminal.options["progress"] = "none" if rank else config.trainer.progress
+    value: float | None = run(config)
     launch.leave_result(value)
     return value
 
