@@ -239,6 +239,7 @@ def running(words: Sequence[str], config_dir: str | None, config_name: str) -> I
     typed = [compose.parse(word, loader) for word in words]
     fixed = [str(one.input_line) for one in typed if not one.is_sweep_override()]
     base, problems, _ = compose.load(fixed, config_dir, config_name)
+    folders = compose.resolved(base.hydra.sweep, problems)
     if problems:
         raise ConfigError(problems)
     params = base.hydra.sweeper.get("params") or {}
@@ -257,7 +258,7 @@ def running(words: Sequence[str], config_dir: str | None, config_name: str) -> I
             found = {**dict.fromkeys(error.problems, where), **found}
     if found:
         raise ConfigError(Problem(one.key, one.message + where) for one, where in found.items())
-    folder, config = Path(str(base.hydra.sweep.dir)), compose.resolved(base, [])
+    folder, config = Path(str(folders["dir"])), compose.resolved(base, [])
     if config["sweep"].get("optuna"):
         try:
             from penstock.addons.sweeps.optuna_sweeper import register
