@@ -52,8 +52,7 @@ def records(
     """
     while file.tell() < stop and (line := file.readline()).endswith(b"\n"):
         try:
-            record = {**json.loads(line)}
+            yield number, {**json.loads(line)}
         except (ValueError, TypeError) as error:
             raise ValueError(f"line {number} is broken: {error}") from error
-        yield number, record
         number += 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import mmap
 import os
 import re
 import shutil
@@ -132,7 +131,8 @@ def append(path: Path, lines: Iterable[str]) -> None:
 def cut(path: Path, keep: Callable[[Any], bool]) -> int:
     """Drop the records of a .jsonl file after the last one that `keep` accepts.
 
-    A record that a killed process wrote in part is dropped, too. Only what is dropped is read.
+    A record that a killed process wrote in part is dropped, too. Records are read from the end, up
+    to the one that stays.
 
     Returns:
         The number of bytes dropped.
@@ -140,17 +140,15 @@ def cut(path: Path, keep: Callable[[Any], bool]) -> int:
     Raises:
         DiskError: the file cannot be written.
     """
-    if not path.exists() or not (size := path.stat().st_size):
+    if not path.exists():
         return 0
     with writing(path), path.open("rb+") as file:
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            end = data.rfind(b"\n") + 1
-            while end:
-                begin = data.rfind(b"\n", 0, end - 1) + 1
-                with suppress(ValueError, KeyError, TypeError):  # a line that was written in part
-                    if keep(json.loads(data[begin:end])):
-                        break
-                end = begin
-        file.truncate(end)
+        lines, dropped = file.readlines(), 0
+        while lines:
+            with suppress(ValueError, KeyError, TypeError):  # a line that was written in part
+                if lines[-1].endswith(b"\n") and keep(json.loads(lines[-1])):
+                    break
+            dropped += len(lines.pop())
+        file.truncate(file.tell() - dropped)
         os.fsync(file.fileno())
-    return size - end
+    return dropped

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from penstock.errors import ConfigError, PenstockError, Problem, UnreachableError
+from penstock.errors import ConfigError, Problem, UnreachableError
 from penstock.terminal import one_line
 
 
@@ -28,17 +28,15 @@ def _tensors_of(weights: Any, *args: Any, **options: Any) -> dict[str, Any]:
     options["weights_only"] = True
     try:
         return torch.hub.load_state_dict_from_url(weights.url, *args, **options)
-    except pickle.UnpicklingError as error:
-        reason = f"{path} holds more than tensors, so it is not read; delete it to download again"
-        raise ConfigError(Problem("weights", reason)) from error
     except OSError as error:  # urllib's are of that kind
         raise UnreachableError(
             f"the pretrained weights {path.name} cannot be fetched ({one_line(error)}). Download "
             f"{weights.url} where that host can be reached, and put it into {path.parent}; or set "
             "weights to null to start from random ones"
         ) from error
-    except (RuntimeError, EOFError) as error:  # a wrong hash, or half a file
-        raise PenstockError(
-            f"the pretrained weights in {path} are damaged: {one_line(error)[:200]}. Delete the "
-            "file to download it again"
-        ) from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        reason = (
+            f"{path} holds more than tensors, or is damaged ({one_line(error)[:200]}), so it is "
+            "not read; delete it to download it again"
+        )
+        raise ConfigError(Problem("weights", reason)) from error

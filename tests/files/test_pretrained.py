@@ -9,7 +9,7 @@ import torch
 from torchvision import models
 
 from penstock.config.targets import make
-from penstock.errors import ConfigError, PenstockError, UnreachableError
+from penstock.errors import ConfigError, UnreachableError
 
 WAYS = [
     {"_target_": "torchvision.models.resnet18", "weights": "DEFAULT"},
@@ -97,5 +97,5 @@ def test_weights_that_cannot_be_fetched_are_one_message(node, cached, tmp_path, 
 
 def test_weights_that_are_cut_off_are_named(cached):
     cached(lambda path: path.write_bytes(b"PK\x03\x04" + bytes(100)))
-    with pytest.raises(PenstockError, match=r"in .*\.pth are damaged: .*Delete the file"):
+    with pytest.raises(ConfigError, match=r"weights: .*\.pth .*is damaged .*delete it"):
         make(WAYS[0], "model")
