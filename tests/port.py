@@ -400,7 +400,7 @@ def fit(
         case.loader(world, size, **loading) as train,
         case.loader(world, val=True, **(val_loading or {})) as val,
     ):
-        checkpoints = Checkpoints(folder, 2, group=group)
+        checkpoints = Checkpoints(folder, group, keep_last=2)
         objective = case.objective()
         step = TrainStep(model, objective, optimizer, scheduler, chosen, group, 0, parallel)
         try:

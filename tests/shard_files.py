@@ -103,7 +103,7 @@ def leg(folder, group):
         updates = found.state["updates"]
         same_as_saved(found.state, model, optimizer)
     group.meet()  # nobody deletes what another still reads
-    with Checkpoints(folder, 2, background=group.world.size > 1, group=group) as checkpoints:
+    with Checkpoints(folder, group, keep_last=2, background=group.world.size > 1) as checkpoints:
         for _ in range(2):
             step(model, optimizer)
             updates += 1

@@ -38,6 +38,8 @@ LATE = (
     "torch.utils.tensorboard",
     "torchmetrics",
     "torchvision.models",
+    "rich.console",
+    "rich.table",
     "multiprocessing.sharedctypes",
     "PIL.JpegImagePlugin",
 )

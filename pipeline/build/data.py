@@ -63,7 +63,7 @@ class DataParts:
     @property
     def splits(self) -> tuple[Split, ...]:
         """The splits that a training reads, which never has the test split among them."""
-        return (self.train, self.val) if self.config.data.validate else (self.train,)
+        return (self.train, self.val) if self.config.data.validates else (self.train,)
 
     @cached_property
     def fields(self) -> Fields:

@@ -22,7 +22,6 @@ from penstock.config.schema import (
     Config,
     Effect,
 )
-from penstock.loading.known_by import agree
 
 LENGTH = ("trainer.max_epochs", "trainer.max_steps")  # a run may become longer
 _MAKE = {"train": (TRAINING, BATCHES), "val": (VALIDATION, BATCHES)}  # the batches of a split
@@ -39,7 +38,8 @@ def effects(
         inherited: the effect of a field that has none of its own.
     """
     found = {key: effect for key, effect in OF_ARGUMENTS.items() if key.startswith(above)}
-    for name, field in section.model_fields.items():
+    for field_name, field in section.model_fields.items():
+        name = field.alias or field_name
         effect = next((one for one in field.metadata if isinstance(one, Effect)), inherited)
         kinds = field.annotation, *get_args(field.annotation)
         inner = [kind for kind in kinds if hasattr(kind, "model_fields")]
@@ -74,11 +74,6 @@ def identity(config: Config, split: str | None = None) -> dict[str, str]:
         for key, value in leaves(config.model_dump())
         if effect_of(key) in counts and key not in LENGTH
     }
-
-
-def differences(saved: Mapping[str, str], own: Mapping[str, str]) -> list[str]:
-    """The keys by which two identities are of different runs; marks of data as `agree` says."""
-    return [key for key in sorted({**saved, **own}) if not agree(key, saved, own)]
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

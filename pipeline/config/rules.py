@@ -180,7 +180,7 @@ def _validation(config: Config) -> list[tuple[object, str, str]]:
     is_better = metric != "loss" and getattr(kind, "higher_is_better", None)
     better = {True: "max", False: "min"}.get(is_better)
     return [
-        *(follows if not config.data.validate else ()),
+        *(follows if not config.data.validates else ()),
         (
             split == "both" and config.task not in ("check", "pack"),
             "split",

@@ -7,7 +7,6 @@ pydantic's import costs 0.1 s, once.
 
 from __future__ import annotations
 
-import warnings
 from enum import IntEnum
 from typing import Annotated, Any, Literal
 
@@ -37,7 +36,7 @@ NOTHING, ROUNDING, RESULTS, VALIDATION, WEIGHTS, TRAINING, BATCHES, DATA = Effec
 class Section(BaseModel):
     """A mapping with known keys; a wrong type is refused, never converted."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, serialize_by_alias=True)
 
 
 Options = dict[str, Any]  # of a part that `targets.OPTIONS` names
@@ -45,8 +44,9 @@ Options = dict[str, Any]  # of a part that `targets.OPTIONS` names
 
 def _is_node(node: dict[str, Any]) -> dict[str, Any]:
     if "_target_" not in node:
-        only = ", ".join(node) or "nothing"
-        raise ValueError(f"has no _target_, only {only}; it names what is called")
+        raise ValueError(
+            f"has no _target_, only {', '.join(node) or 'nothing'}; it names what is called"
+        )
     return node
 
 
@@ -58,40 +58,37 @@ Names = Annotated[list[str], Field(min_length=1)]  # of positions in a sample
 Filter = str | Node | list[str | Node] | None  # expressions, or functions of the table
 
 
-with warnings.catch_warnings():  # pydantic's own `validate` is deprecated, and gives way
-    warnings.simplefilter("ignore")
+class DataSection(Section):
+    """What the build does with a dataset: its names, rows and splits.
 
-    class DataSection(Section):
-        """What the build does with a dataset: its names, rows and splits.
+    Attributes:
+        facts: numbers for models and metrics that the dataset does not tell.
+        val_filter: of validation and test; None: as `filter`.
+        val_dataset, test_dataset: nodes of these splits; None: `dataset` gives them.
+    """
 
-        Attributes:
-            facts: numbers for models and metrics that the dataset does not tell.
-            val_filter: of validation and test; None: as `filter`.
-            val_dataset, test_dataset: nodes of these splits; None: `dataset` gives them.
-        """
+    fingerprint: Annotated[Literal["names", "sizes", "content"], NOTHING] = "sizes"
+    packed: Annotated[Annotated[str, Field(min_length=1)] | None, DATA] = None
+    fields: Annotated[Names | None, BATCHES] = None
+    batch_fields: Annotated[Names | None, BATCHES] = None
+    facts: Annotated[dict[str, int] | None, BATCHES] = None
+    filter: Annotated[Filter, DATA] = None
+    val_filter: Annotated[Filter, DATA] = None
+    unique: Annotated[str | None, DATA] = None
+    without: Annotated[
+        str | list[Index] | dict[Literal["train", "val"], list[Index]] | None, DATA
+    ] = None
+    split: Annotated[Options, DATA] = {}
+    folds: Annotated[Annotated[int, Field(ge=2)] | None, DATA] = None
+    fold: Annotated[Index | None, DATA] = None
+    validates: Annotated[bool, DATA, Field(alias="validate")] = True  # pydantic has a `validate`
+    val_dataset: Annotated[Node | None, DATA] = None
+    test_dataset: Annotated[Node | None, DATA] = None
 
-        fingerprint: Annotated[Literal["names", "sizes", "content"], NOTHING] = "sizes"
-        packed: Annotated[Annotated[str, Field(min_length=1)] | None, DATA] = None
-        fields: Annotated[Names | None, BATCHES] = None
-        batch_fields: Annotated[Names | None, BATCHES] = None
-        facts: Annotated[dict[str, int] | None, BATCHES] = None
-        filter: Annotated[Filter, DATA] = None
-        val_filter: Annotated[Filter, DATA] = None
-        unique: Annotated[str | None, DATA] = None
-        without: Annotated[
-            str | list[Index] | dict[Literal["train", "val"], list[Index]] | None, DATA
-        ] = None
-        split: Annotated[Options, DATA] = {}
-        folds: Annotated[Annotated[int, Field(ge=2)] | None, DATA] = None
-        fold: Annotated[Index | None, DATA] = None
-        validate: Annotated[bool, DATA] = True  # type: ignore[assignment]
-        val_dataset: Annotated[Node | None, DATA] = None
-        test_dataset: Annotated[Node | None, DATA] = None
-
-        @property
-        def divides(self) -> bool:
-            """Whether the rows of any dataset are divided here, and not by its class."""
-            return bool(self.folds or any(self.split.values()))
+    @property
+    def divides(self) -> bool:
+        """Whether the rows of any dataset are divided here, and not by its class."""
+        return bool(self.folds or any(self.split.values()))
 
 
 class ScheduleSection(Section):
@@ -178,16 +175,6 @@ class DistributedSection(Section):
     lanes: Annotated[Count | None, WEIGHTS] = None
 
 
-class CheckpointSection(Section):
-    """When to save and what to keep: the best, and the last `keep_last`."""
-
-    every_epochs: Count
-    every_steps: Count | None
-    every_minutes: Annotated[float, Field(gt=0)] | None
-    keep_last: Count
-    background: bool
-
-
 def _ranges(value: list[Any]) -> list[Any]:
     Skipped.of(value)  # raises ValueError for what names no addresses
     return value
@@ -212,11 +199,11 @@ class TrainerSection(Section):
     monitor: Annotated[str | None, WEIGHTS]
     mode: Annotated[Literal["min", "max"], WEIGHTS]
     patience: Annotated[Count | None, WEIGHTS]
-    checkpoint: Annotated[CheckpointSection | None, NOTHING]
+    checkpoint: Annotated[Options | None, NOTHING]
     baseline: Annotated[bool, NOTHING]
     digest: Annotated[bool, NOTHING]
     ledger: Annotated[bool, NOTHING]
-    progress: Annotated[Literal["auto", "plain", "none"], NOTHING]
+    progress: Annotated[Literal["auto", "rich", "plain", "none"], NOTHING]
     pictures: Annotated[bool, NOTHING]
     report: Annotated[bool, NOTHING]
     ema: Annotated[
@@ -239,20 +226,14 @@ class TrainerSection(Section):
         count = isinstance(values, dict) and values.get("fast_dev_run")
         if not isinstance(count, int) or count < 1:
             return values
-        no = {"overfit_batches": None, "skip": None, "checkpoint": None}
-        return {**values, **no, "max_epochs": 1, "limit_batches": {"train": +count, "val": +count}}
-
-
-class StudySection(Section):
-    """How optuna chooses what each job of a sweep tries, and ends hopeless ones; sweep=optuna."""
-
-    trials: Count
-    sampler: Literal["tpe", "random"]
-    pruner: Literal["none", "median", "asha"]
-    startup: Index
-    warmup: Count
-    timeout: Annotated[float, Field(gt=0)] | None
-    seed: Index
+        return {
+            **values,
+            "checkpoint": None,
+            "limit_batches": {"train": +count, "val": +count},  # a number, of `true` as well
+            "max_epochs": 1,
+            "overfit_batches": None,
+            "skip": None,
+        }
 
 
 class SweepSection(Section):
@@ -260,7 +241,7 @@ class SweepSection(Section):
 
     on_preempted: Literal["stop", "continue"] = "stop"
     on_failure: Literal["continue", "stop"] = "continue"
-    optuna: StudySection | None = None
+    optuna: Options | None = None
 
 
 class Config(Section):

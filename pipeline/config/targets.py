@@ -68,6 +68,8 @@ OPTIONS = {
     "loader.ray": "penstock.addons.ray.cluster.RayOptions",
     "lr_find": "penstock.addons.tuning.lr_find.rates_and_losses",
     "pack": "penstock.addons.packs.recipe.packed",
+    "sweep.optuna": "penstock.addons.sweeps.optuna_sweeper.OptunaSweeper.run",
+    "trainer.checkpoint": "penstock.runs.checkpoint.Checkpoints",
     "trainer.freeze": "penstock.addons.finetuning.fitting.ends_of",
     "trainer.warm_start": "penstock.addons.finetuning.fitting.start",
 }

@@ -19,6 +19,7 @@ from types import TracebackType
 
 from penstock.distributed.group import Group
 from penstock.files.disk import beside, prepare, sync_folder, writing
+from penstock.files.limits import Count, Positive
 from penstock.runs import checkpoint_file
 from penstock.runs.checkpoint_file import load, save
 from penstock.runs.run_state import CheckpointError, NoCheckpointError, State, encode
@@ -51,16 +52,29 @@ class Checkpoints:
 
     Args:
         folder: made at the first save.
+        group: the ranks.
         keep_last: how many of the last to keep.
         background: write in a thread.
-        group: the ranks.
+        every_epochs: between two of them; the best and the last are always saved.
+        every_steps: of the optimizer, between two in an epoch; None: none.
+        every_minutes: the same by the clock.
     """
 
     def __init__(
-        self, folder: Path, keep_last: int = 1, background: bool = False, group: Group | None = None
+        self,
+        folder: Path,
+        group: Group | None = None,
+        /,
+        keep_last: Count = 1,
+        background: bool = False,
+        every_epochs: Count = 1,
+        every_steps: Count | None = None,
+        every_minutes: Positive | None = None,
     ) -> None:
         self.folder = folder
         self.keep_last = keep_last
+        self.every_epochs, self.every_steps = every_epochs, every_steps
+        self.every_minutes = every_minutes
         self._background = background
         self._group = group or Group()
         self._thread: threading.Thread | None = None

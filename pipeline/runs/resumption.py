@@ -16,11 +16,10 @@ import yaml
 
 from penstock.config import targets
 from penstock.config.compose import CONF
-from penstock.config.identity import differences as differing
 from penstock.config.identity import effect_of, identity, leaves
 from penstock.config.schema import Config, Effect
 from penstock.errors import ConfigError, Problem
-from penstock.loading.known_by import PREFIX
+from penstock.loading.known_by import PREFIX, agree
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped
 from penstock.runs.manifest import has_manifest
@@ -152,8 +151,8 @@ def differences(
     may_differ, problems = [*despite, SCHEDULES], []
     if then.before(at) == now.before(at):
         may_differ.append(SKIP)
-    for key in differing(saved, own):
-        if any(f"{key}.".startswith(f"{name}.") for name in may_differ):
+    for key in sorted({**saved, **own}):
+        if agree(key, saved, own) or any(f"{key}.".startswith(f"{name}.") for name in may_differ):
             continue
         named = "dataset" if key.startswith(PREFIX) else key
         reason = (

@@ -70,7 +70,7 @@ def run(config: Config) -> float | None:
         join(parts.world, asked.backend, asked.timeout, asked.strategy != "none") as group,
         lanes or nullcontext(),
         data.train.loader(config.trainer.digest, lanes) as train,
-        data.val.loader(lanes=lanes) if config.data.validate else nullcontext() as val,
+        data.val.loader(lanes=lanes) if config.data.validates else nullcontext() as val,
     ):
         fit = Fit(config, parts, group, train, val)
         with fit.watched(), group.explained():
@@ -134,7 +134,7 @@ class Fit:
         return {
             "seed": self.config.seed,
             "device": self.train_loader.world.device,
-            "monitor": self.options.monitor if self.config.data.validate else None,
+            "monitor": self.options.monitor if self.config.data.validates else None,
             "mode": self.options.mode,
             "data": {"fingerprint": mode, **data, "identity": known, "left_out": left_out},
             "code": code_of(self.config),
@@ -318,18 +318,11 @@ def spare_cores(world: World) -> None:
 
 
 def make_options(config: Config, objective: Objective) -> TrainOptions:
-    """The section `trainer` with null resolved: what is monitored, and when to save."""
-    trainer, kept = config.trainer, config.trainer.checkpoint
+    """The section `trainer` with what is monitored."""
     monitor, mode = monitored(config, objective)
-    values = trainer.model_dump(include={field.name for field in fields(TrainOptions)})
-    values |= {"monitor": monitor, "mode": mode}
-    if kept is not None:
-        values |= {
-            "save_every": kept.every_epochs,
-            "save_every_steps": kept.every_steps,
-            "save_every_minutes": kept.every_minutes,
-        }
-    return TrainOptions(**values, schedule=config.schedule.interval)
+    values = config.trainer.model_dump(include={field.name for field in fields(TrainOptions)})
+    values |= {"monitor": monitor, "mode": mode, "schedule": config.schedule.interval}
+    return TrainOptions(**values)
 
 
 def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:

@@ -17,13 +17,14 @@ from typing import Any
 from penstock.config.hydra import overrides
 from penstock.config.identity import LENGTH
 from penstock.config.schema import Config
+from penstock.config.targets import options
 from penstock.distributed.group import Group
 from penstock.distributed.world import restarts
 from penstock.errors import ConfigError
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped
 from penstock.runs import checkpoint, resumption
-from penstock.runs.checkpoint import Checkpoints, Newest
+from penstock.runs.checkpoint import Newest
 from penstock.runs.identity.sources import changes
 from penstock.runs.manifest import has_manifest, read_manifest
 from penstock.runs.resumption import Source
@@ -119,10 +120,8 @@ def claim(config: Config, group: Group, opened: Opened, facts: Mapping[str, Any]
         if opened.newest is not None:
             _say_start(opened.folder, opened, opened.newest)
     path = group.from_first(opened.folder.path if opened.folder else Path())
-    if (kept := config.trainer.checkpoint) is not None:
-        opened.checkpoints = Checkpoints(
-            path / "checkpoints", kept.keep_last, kept.background, group
-        )
+    if config.trainer.checkpoint is not None:
+        opened.checkpoints = options(config, "trainer.checkpoint", path / "checkpoints", group)
         if group.is_first and opened.state is not None:
             opened.checkpoints.set_aside_after(opened.updates)
 

@@ -149,7 +149,7 @@ def baselines(
             with warnings.catch_warnings(action="ignore", category=UserWarning):  # of constants
                 level = validate(model, objective, loader, group=group, observers=observers)
             found[objective.baseline_name] = level
-    if group.is_first and data.config.data.validate:
+    if group.is_first and data.config.data.validates:
         with only_shown("what else the result is compared with"):
             found |= objective.comparisons(data.train.dataset, data.val.dataset)
     return found

@@ -240,7 +240,9 @@ class _Fit(Observer):
         for observer in self.observers:
             observer.on_epoch_end(record)
         self._ask_observers()
-        if last or improved or self.ended() or (epoch + 1) % options.save_every == 0:
+        kept = self.session.checkpoints
+        due = kept is not None and (epoch + 1) % kept.every_epochs == 0
+        if last or improved or due or self.ended():
             self._save(improved)
 
     def _lost(self) -> int:
@@ -252,8 +254,8 @@ class _Fit(Observer):
 
     def _after_step(self, batch: Batch) -> None:
         self.address = Address(batch.request.epoch, batch.request.step + 1)
-        every = self.options.save_every_steps
-        if every is not None and self.train_step.updates % every == 0:
+        kept = self.session.checkpoints
+        if kept and kept.every_steps and self.train_step.updates % kept.every_steps == 0:
             self._save()
 
     def _turn(self, broken_off: bool) -> None:
@@ -262,7 +264,8 @@ class _Fit(Observer):
         A rank that waits for its batch answers, too. The others have received theirs and not
         started on it, so all ranks stop at the same address.
         """
-        minutes = self.options.save_every_minutes
+        kept = self.session.checkpoints
+        minutes = kept.every_minutes if kept else None
         late = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
         stop, due = self.group.agree(broken_off or self._asked(), late)
         if stop:

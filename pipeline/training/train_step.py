@@ -57,9 +57,6 @@ class TrainOptions:
         monitor: the validation metric that says what is best.
         mode: whether less ("min") or more ("max") of it is better.
         patience: validations without a new best after which to stop; None: never.
-        save_every: epochs between two checkpoints; the best and the last are always saved.
-        save_every_steps: steps between two checkpoints in an epoch; None: none.
-        save_every_minutes: the same in minutes.
     """
 
     max_epochs: int = 10
@@ -75,9 +72,6 @@ class TrainOptions:
     monitor: str = "loss"
     mode: Mode = "min"
     patience: int | None = None
-    save_every: int = 1
-    save_every_steps: int | None = None
-    save_every_minutes: float | None = None
     ema: float | None = None
 
 

@@ -4,16 +4,17 @@ import pytest
 import yaml
 
 import penstock
-from penstock.config.identity import differences, effect_of, effects, leaves
+from penstock.config.identity import effect_of, effects, leaves
 from penstock.config.schema import Effect
-from penstock.runs.resumption import fingerprint, is_harmless
+from penstock.order.address import Address
+from penstock.runs.resumption import differences, fingerprint, is_harmless
 from tests.config.test_conf import FILES
 
 NOTHING, ROUNDING, RESULTS, VALIDATION, WEIGHTS, TRAINING, BATCHES, DATA = Effect
 
 
 def test_every_key_of_every_option_is_known():
-    assert "trainer.checkpoint.keep_last" in effects()
+    assert "distributed.nproc" in effects()
     for path in FILES:
         text = path.read_text()
         tree = {name: value for name, value in yaml.safe_load(text).items() if name != "defaults"}
@@ -49,7 +50,7 @@ def continued(*now, before=(), data="ab" * 16):
         fingerprint(penstock.compose(*words, *more), {"dataset": one}, 10)
         for more, one in ((before, "ab" * 16), (now, data))
     )
-    return differences(saved, own)
+    return [problem.key for problem in differences(saved, own, Address(0, 0), [])]
 
 
 PLATEAU = ["scheduler={_target_: torch.optim.lr_scheduler.ReduceLROnPlateau}"]
@@ -97,7 +98,8 @@ def test_steps_in_another_order_are_other_batches():
 def test_facts_of_the_data_are_always_compared():
     assert continued(data="cd" * 16) == ["dataset"]
     own = {"seed": "0", "dataset.weights.a": "[1]", "decoder": "native", "lengths": "bytes"}
-    assert differences({"seed": "0"}, own) == ["dataset.weights.a", "decoder", "lengths"]
+    found = differences({"seed": "0"}, own, Address(0, 0), [])
+    assert [one.key for one in found] == ["dataset.weights.a", "decoder", "lengths"]
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_signal_that_comes_twice_is_one_request(number, tmp_path, undisturbed)
 
 def test_a_killed_run_resumes_in_mid_epoch_from_what_the_clock_saved(tmp_path, undisturbed):
     """Due before each batch here; every five minutes by default. No number depends on it."""
-    assert compose().trainer.checkpoint.every_minutes == 5
+    assert compose().trainer.checkpoint["every_minutes"] == 5
     often = (*NO_BASELINE, "trainer.checkpoint.every_minutes=1e-9")
     runs = Runs(tmp_path / "runs", more=often)
     pids = runs.begin()

@@ -305,8 +305,8 @@ def test_statistics_of_the_dataset_can_be_those_of_the_pack(capsys, images):
     [
         (["data.packed=3"], "data.packed: Input should be a valid string, got 3"),
         (["data.packed=auto", "pack.format=encoded", "pack.size=8"], "pack.size: 8 would"),
-        (["pack.size=0"], "pack.size: got 0, expected greater than or equal to 1"),
-        (["pack.format=jpeg"], "pack.format: got 'jpeg', expected 'pixels' or 'encoded'"),
+        (["pack.size=0"], "pack.size: Input should be greater than or equal to 1, got 0"),
+        (["pack.format=jpeg"], "pack.format: Input should be 'pixels' or 'encoded', got 'jpeg'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_beforehand(capsys, tmp_path, overrides, message):

@@ -153,7 +153,7 @@ def test_mistakes_are_named(tmp_path, monkeypatch, capsys):
     for words, said in (
         (["find.since=2x"], "find.since: '2x' is no time"),
         (["find.since=999999w"], "find.since"),
-        (["find.state=good"], "find.state: got 'good', expected 'done', 'running'"),
+        (["find.state=good"], "find.state: Input should be 'done', 'running'"),
         (["runs=[nowhere]"], "runs: nowhere is not a folder"),
         (["find.limit=0"], "find.limit"),
     ):

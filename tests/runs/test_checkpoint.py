@@ -341,7 +341,7 @@ def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
 def test_a_state_may_change_as_soon_as_it_was_saved(tmp_path: Path, background: bool) -> None:
     weights = torch.zeros(1_000_000)
     state = {"w": weights, "history": [1]}
-    with Checkpoints(tmp_path, 3, background) as kept:
+    with Checkpoints(tmp_path, keep_last=3, background=background) as kept:
         for step in range(3):
             kept.save(state, step)
             weights += 1
@@ -365,7 +365,7 @@ def test_a_save_in_the_background_waits_for_the_one_before(
         running.remove(path)
 
     monkeypatch.setattr(checkpoint_file, "write_file", slow)
-    kept = Checkpoints(tmp_path, 5, background=True)
+    kept = Checkpoints(tmp_path, keep_last=5, background=True)
     kept.save({}, 1)
     assert not list(tmp_path.glob("step-*"))  # this thread went on
     begun.set()

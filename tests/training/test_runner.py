@@ -113,7 +113,7 @@ def run(
     moved = scheduler(made) if scheduler else None
     group = Group(train.world)
     step = TrainStep(model, objective(reduction), made, moved, chosen, group, seed)
-    session = Session(Checkpoints(folder, keep) if folder else None)
+    session = Session(Checkpoints(folder, keep_last=keep) if folder else None)
     result = fit(step, train, val or loader(), session, observers)
     return model, result
 
@@ -359,8 +359,8 @@ def test_a_resumed_run_knows_its_best_and_how_long_ago_that_was(tmp_path):
 
 
 def test_the_best_is_saved_between_two_saves(tmp_path):
-    kept = Checkpoints(tmp_path, keep_last=9)
-    fit_scripted([3.0, 1.0, 2.0, 2.5], Session(kept), max_epochs=4, save_every=3)
+    kept = Checkpoints(tmp_path, keep_last=9, every_epochs=3)
+    fit_scripted([3.0, 1.0, 2.0, 2.5], Session(kept), max_epochs=4)
     assert checkpoint.load(tmp_path / "best.safetensors")["metrics"]["mse"] == 1.0
     assert len(list(tmp_path.glob("step-*"))) == 4  # two bests, every third, the last
 

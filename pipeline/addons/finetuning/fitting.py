@@ -12,7 +12,7 @@ frozen stay in evaluation mode; their running statistics do not move.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -67,7 +67,7 @@ def start(
     /,
     path: str,
     strict: bool = True,
-    without: list[str] | str = (),
+    without: Sequence[str] | str = (),
     rename: dict[str, str] | None = None,
 ) -> None:
     """Give a model the weights of a file, and say what matched; the section `trainer.warm_start`.
@@ -121,7 +121,7 @@ def ends(config: Config, model: nn.Module) -> Mapping[str, int]:
 def ends_of(
     model: nn.Module,
     /,
-    names: list[str] | str = (),
+    names: Sequence[str] | str = (),
     until: Index | list[Index | None] | None = None,
 ) -> Mapping[str, int]:
     """As `ends`, of the section `trainer.freeze`; the first pattern that names a weight says so.
@@ -152,7 +152,7 @@ def ends_of(
                 break
     if all(by_name.get(name) or not weights[name].requires_grad for name in weights):
         reason = "leaves no weight that learns in epoch 0; name fewer"
-        raise ConfigError(Problem("names", reason))
+        raise ConfigError(Problem(f"{FREEZE}.names", reason))
     return {name: end for name, end in by_name.items() if end}
 
 

@@ -143,7 +143,7 @@ def arranged(
         named = f"{fitting.FREEZE}.names"
         reason = f"has nothing to learn, as {named} names all that it trains; name fewer"
         raise ConfigError(Problem(key, reason))
-    node = config.optimizer if key == "optimizer" else config.optimizer[key.rpartition(".")[2]]
+    node: Any = config.optimizer if key == "optimizer" else config.optimizer[key.rpartition(".")[2]]
     written = (config.trainer.groups or {}).items()
     if refused := list(_groups(dict(written), node, called(node))):
         raise ConfigError(refused)

@@ -112,7 +112,7 @@ def _inputs(ready: Trained) -> tuple[Tensor, ...]:
     if not names:
         reason = "does not name what the model takes; set objective.inputs to those fields"
         raise ConfigError(Problem("objective.inputs", reason))
-    split = data.val if data.config.data.validate else data.train
+    split = data.val if data.config.data.validates else data.train
     with split.loader() as loader:
         batch = next(iter(loader.epoch(0)), None)
     if batch is None:

@@ -43,7 +43,7 @@ class Shown(Observer):
         fit, trainer, chosen = self.fit, self.fit.config.trainer, list[facts.Sample]()
         best = self.extremes.best(int(fit.result.best["epoch"]) if fit.result.best else None)
         with only_shown("the picture of predictions"):
-            if fit.config.data.validate:
+            if fit.config.data.validates:
                 model, val = fit.best_model(), fit.data.val
                 groups = best.groups if best else None
                 chosen = samples.predictions(val, model, fit.objective, groups)

@@ -302,7 +302,7 @@ def problems(config: Config) -> Iterator[Problem]:
     if data.folds is None:
         if data.fold is not None:
             yield Problem("data.folds", f"is missing, and data.fold is {data.fold}")
-        elif data.validate and not of.val and not {"column", "files"} & set(ways):
+        elif data.validates and not of.val and not {"column", "files"} & set(ways):
             yield Problem(
                 "data.split", "says no share that validates; set data.split.val or data.folds"
             )

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 from filelock import FileLock
@@ -26,6 +26,7 @@ from hydra.plugins.sweeper import Sweeper
 from optuna.trial import TrialState
 
 from penstock.addons.sweeps.sweep import FINISHED, PRUNING, Job, job_name, values_of
+from penstock.files.limits import Count, Index, Positive
 from penstock.terminal import say
 from penstock.training.observer import Observer, Record
 
@@ -56,34 +57,56 @@ class OptunaSweeper(Sweeper):
         )
         self._fixed = {one.get_key_element(): values_of(one)[0] for one in given}
         first = self._loader.load_sweep_config(self._config, list(self._fixed.values()))
-        options, folder = first.sweep.optuna, Path(self._config.hydra.sweep.dir)
-        begun, swept = time.monotonic(), [one for one in given if one.is_sweep_override()]
+        folder, swept = (
+            Path(first.hydra.sweep.dir),
+            [one for one in given if one.is_sweep_override()],
+        )
         try:
             if not swept:
                 raise ValueError("write a key as choice(a,b), range(1,9) or interval(0.1,1)")
             space = {one.get_key_element(): distribution(one) for one in swept}
-            study, _, lock = open_study(folder, options)
-            for trial in study.get_trials():
-                if not trial.state.is_finished():
-                    self._run(study, trial)
-            while options.timeout is None or time.monotonic() - begun < options.timeout:
-                with lock:  # one process at a time chooses a trial, from all those before it
-                    trials = study.get_trials()
-                    if len(trials) >= options.trials:
-                        return
-                    values = chosen(trials, space, options)
-                    # One line of the journal, so that a kill leaves all of it, or nothing.
-                    new = optuna.trial.create_trial(
-                        state=TrialState.RUNNING,
-                        params=values,
-                        distributions=space,
-                        user_attrs={"job": job_name(self._words(values))},
-                    )
-                    study.add_trial(new)
-                self._run(study, study.get_trials()[len(trials)])
+            self.run(folder, space, **first.sweep.optuna)
         except ValueError as error:  # also optuna's own; Hydra would make a traceback of it
             say(f"error in the study {folder / JOURNAL}: {error}")
             raise SystemExit(2) from None
+
+    def run(
+        self,
+        folder: Path,
+        space: dict[str, Any],
+        /,
+        trials: Count,
+        sampler: Literal["tpe", "random"],
+        pruner: Literal["none", "median", "asha"],
+        startup: Index,
+        warmup: Count,
+        seed: Index,
+        timeout: Positive | None = None,
+    ) -> None:
+        """Run the trials of the study in a folder; the section `sweep.optuna`.
+
+        Args:
+            space: what the value of each key is drawn from.
+        """
+        begun, (study, _, lock) = time.monotonic(), open_study(folder, pruner, startup, warmup)
+        for trial in study.get_trials():
+            if not trial.state.is_finished():
+                self._run(study, trial)
+        while timeout is None or time.monotonic() - begun < timeout:
+            with lock:  # one process at a time chooses a trial, from all those before it
+                known = study.get_trials()
+                if len(known) >= trials:
+                    return
+                values = chosen(known, space, sampler, startup, seed)
+                # One line of the journal, so that a kill leaves all of it, or nothing.
+                new = optuna.trial.create_trial(
+                    state=TrialState.RUNNING,
+                    params=values,
+                    distributions=space,
+                    user_attrs={"job": job_name(self._words(values))},
+                )
+                study.add_trial(new)
+            self._run(study, study.get_trials()[len(known)])
 
     def _words(self, values: dict[str, Any]) -> list[str]:
         return [*{**self._fixed, **{key: f"{key}={one}" for key, one in values.items()}}.values()]
@@ -110,7 +133,9 @@ def register() -> None:
     sys.modules[OptunaSweeper.__module__] = sys.modules[__name__]
 
 
-def open_study(folder: Path, options: Any) -> tuple[optuna.Study, Any, Any]:
+def open_study(
+    folder: Path, pruner: str, startup: int, warmup: int
+) -> tuple[optuna.Study, Any, Any]:
     """The study in a sweep's folder, begun if there is none; its storage and the journal's lock."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     path, pruners = folder / JOURNAL, optuna.pruners
@@ -120,16 +145,16 @@ def open_study(folder: Path, options: Any) -> tuple[optuna.Study, Any, Any]:
     with lock:  # of a line that a killed process wrote in part
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
     storage = optuna.storages.JournalStorage(backend)
-    pruner = {
+    prunes = {
         "none": pruners.NopPruner(),
-        "median": pruners.MedianPruner(options.startup, options.warmup),
-        "asha": pruners.SuccessiveHalvingPruner(options.warmup, reduction_factor=3),
-    }[options.pruner]
+        "median": pruners.MedianPruner(startup, warmup),
+        "asha": pruners.SuccessiveHalvingPruner(warmup, reduction_factor=3),
+    }[pruner]
     study = optuna.create_study(
         storage=storage,
         study_name=STUDY,
         sampler=optuna.samplers.RandomSampler(),  # `chosen` chooses
-        pruner=pruner,
+        pruner=prunes,
         load_if_exists=True,
     )
     return study, storage, lock
@@ -149,14 +174,14 @@ def distribution(override: Any) -> Any:
     )
 
 
-def chosen(trials: list[Any], space: dict[str, Any], options: Any) -> dict[str, Any]:
+def chosen(
+    trials: list[Any], space: dict[str, Any], sampler: str, startup: int, seed: int
+) -> dict[str, Any]:
     """The values of the next trial, by the seed and the trials before it."""
-    seed, samplers = (options.seed * 1_000_003 + len(trials)) % 2**32, optuna.samplers
-    tpe = samplers.TPESampler(n_startup_trials=options.startup, seed=seed)
+    seed, samplers = (seed * 1_000_003 + len(trials)) % 2**32, optuna.samplers
+    tpe = samplers.TPESampler(n_startup_trials=startup, seed=seed)
     # In memory: to ask a study writes a trial down before its values are known.
-    study = optuna.create_study(
-        sampler=tpe if options.sampler == "tpe" else samplers.RandomSampler(seed)
-    )
+    study = optuna.create_study(sampler=tpe if sampler == "tpe" else samplers.RandomSampler(seed))
     study.add_trials(trials)
     return study.ask(dict(space)).params
 
@@ -190,7 +215,8 @@ def observers(fit: Any) -> list[Observer]:
     options, path = fit.config.sweep.optuna, fit.folder.path
     if options is None or not (path.parent / JOURNAL).exists():
         return []
-    study, storage, _ = open_study(path.parent, options)
+    asked = (options[name] for name in ("pruner", "startup", "warmup"))
+    study, storage, _ = open_study(path.parent, *asked)
     known = storage.get_study_id_from_name(STUDY)
     return [
         Pruning(

@@ -15,7 +15,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -218,19 +218,17 @@ def values_of(override: Any) -> list[str]:
     return [f"{key}={value}" for value in values]
 
 
-@contextmanager
-def running(words: Sequence[str], config_dir: str | None, config_name: str) -> Iterator[str]:
-    """Check a command line with `-m`, and let Hydra run its jobs in here; the table follows.
+def checked(
+    words: Sequence[str], config_dir: str | None, config_name: str
+) -> tuple[AbstractContextManager[None], str]:
+    """Check all jobs of a command line with `-m`.
 
-    Yields:
-        A word that Hydra needs besides.
+    Returns:
+        The context to run them in, and a word that Hydra needs besides.
 
     Raises:
         ConfigError: with all that is wrong in any of the jobs.
-        SystemExit: with the exit code of the first job that failed.
     """
-    from penstock.addons.reports.report import of_sweep
-
     if world.is_launched():
         way = f"run it with {program.text('-m')}, and not under torchrun or srun"
         raise ConfigError(f"a sweep starts the ranks of each of its jobs itself; {way}")
@@ -239,9 +237,15 @@ def running(words: Sequence[str], config_dir: str | None, config_name: str) -> I
     typed = [compose.parse(word, loader) for word in words]
     fixed = [str(one.input_line) for one in typed if not one.is_sweep_override()]
     base, problems, _ = compose.load(fixed, config_dir, config_name)
-    folders = compose.resolved(base.hydra.sweep, problems)
     if problems:
         raise ConfigError(problems)
+    if base.sweep.get("optuna"):
+        try:
+            from penstock.addons.sweeps.optuna_sweeper import register
+        except ImportError as error:
+            reason = f"{error}: pip install 'penstock-loader[optuna]', or choose sweep=grid"
+            raise ConfigError(Problem("sweep", reason)) from error
+        register()
     params = base.hydra.sweeper.get("params") or {}
     swept = [compose.parse(f"{key}={value}", loader) for key, value in params.items()] + typed
     lines = list({one.get_key_element(): values_of(one) for one in swept}.values())
@@ -258,22 +262,30 @@ def running(words: Sequence[str], config_dir: str | None, config_name: str) -> I
             found = {**dict.fromkeys(error.problems, where), **found}
     if found:
         raise ConfigError(Problem(one.key, one.message + where) for one, where in found.items())
-    folder, config = Path(str(folders["dir"])), compose.resolved(base, [])
-    if config["sweep"].get("optuna"):
-        try:
-            from penstock.addons.sweeps.optuna_sweeper import register
-        except ImportError as error:
-            reason = f"{error}: pip install 'penstock-loader[optuna]', or choose sweep=grid"
-            raise ConfigError(Problem("sweep", reason)) from error
-        register()
+    folder = Path(str(base.hydra.sweep.dir))
+    # A pattern such as ${now:%H} may give each process another folder, so Hydra gets this one.
+    return running(folder, compose.resolved(base, [])), f"hydra.sweep.dir={program.literal(folder)}"
+
+
+@contextmanager
+def running(folder: Path, config: Mapping[str, Any]) -> Iterator[None]:
+    """Let Hydra run the jobs of a sweep in here; the table follows, however it ends.
+
+    Args:
+        config: what the jobs share.
+
+    Raises:
+        SystemExit: with the exit code of the first job that failed.
+    """
+    from penstock.addons.reports.report import of_sweep
+
     # A launcher's programs are asked to stop as others are.
     os.environ.setdefault("SUBMITIT_PREEMPT_SIGNAL", "USR1")
     prepare(folder)
     try:
         with preemption.job():
             preemption.keep_from_children()
-            # A pattern such as ${now:%H} may give each process another folder.
-            yield program.override("hydra.sweep.dir", folder)
+            yield
     finally:
         if jobs := jobs_of(folder):
             show(folder, jobs)
