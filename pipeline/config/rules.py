@@ -8,6 +8,8 @@ made: before a run's folder is claimed.
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.config.messages import nearest
 from penstock.config.schema import Config
 from penstock.config.targets import arguments, called, walk
@@ -177,7 +179,7 @@ def _validation(config: Config) -> list[tuple[object, str, str]]:
     name = monitor.removeprefix("val/")
     metric, monitors = name.partition("/")[0], fit and name and "_target_" not in measured
     kind = called(measured.get(metric)) if monitors else None
-    is_better = metric != "loss" and getattr(kind, "higher_is_better", None)
+    is_better: Any = metric != "loss" and getattr(kind, "higher_is_better", None)
     better = {True: "max", False: "min"}.get(is_better)
     return [
         *(follows if not config.data.validates else ()),

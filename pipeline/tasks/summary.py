@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock import program
 from penstock.loading.wrapped import unfiltered
@@ -36,7 +36,9 @@ def summary(fit: Fit) -> str:
     part = "" if every == learn else f", {learn:,} of them trained"
     world, node = fit.group.world, config.optimizer
     ranks = "" if world.size == 1 else f", {config.distributed.strategy} over {world.size} ranks"
-    optimizers = {"": node} if "_target_" in node else {f"{name}: ": node[name] for name in node}
+    optimizers: dict[str, Any] = (
+        {"": node} if "_target_" in node else {f"{name}: ": node[name] for name in node}
+    )
     rates = [
         f"{key}{program.name_of(own)}, learning rate {own.get('lr')}"
         for key, own in optimizers.items()
