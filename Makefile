@@ -35,7 +35,7 @@ stress: setup  ## kills of workers and trainers by the hundred; minutes
 
 setup: .venv/.ready
 
-.venv/.run: pyproject.toml constraints.txt setup.py $(wildcard pipeline/native/*.[ch])
+.venv/.run: pyproject.toml constraints.txt $(wildcard pipeline/native/*.[ch])
 	@echo "installs about 6 GB into .venv, nearly all of it PyTorch with its CUDA libraries"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .

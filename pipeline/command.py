@@ -18,7 +18,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -97,8 +97,6 @@ def _start(argv: list[str], trust: Sequence[str], config_dir: str | None) -> Non
     flags = [word for word in rest if word not in args.overrides]
     if unknown := unknown or [word for word in flags if word.startswith(_REFUSED)]:
         raise ConfigError(_no_option(word, argv) for word in unknown)
-    if args.multirun and (args.cfg or args.info):
-        raise ConfigError("--cfg and --info show one job; leave out -m")
     if args.help:
         put(_help(own.config_dir))
     else:
@@ -113,21 +111,19 @@ def _run_hydra(args: argparse.Namespace, flags: list[str], places: dict[str, Any
         places: where the configuration is composed from.
     """
     import_trusted()
-    job, words, made = execute, args.overrides, list[DictConfig]()
-    jobs: AbstractContextManager[None] = nullcontext()
+    job, words, made, stack = execute, args.overrides, list[DictConfig](), ExitStack()
     try:
-        if args.multirun:
-            from penstock.addons.sweeps import sweep
-
-            jobs, more = sweep.checked(words, **places)
-            words = [*words, more]
-        elif args.cfg or args.info or args.hydra_help:
+        if args.cfg or args.info or args.hydra_help:
             loaded, problems, _ = compose.load(words, **places)
             if problems:
                 raise ConfigError(problems)
             if args.cfg == "job":
                 _show(loaded, args)
                 return
+        elif args.multirun:
+            from penstock.addons.sweeps import sweep
+
+            words = [*words, stack.enter_context(sweep.running(words, **places))]
         elif not args.shell_completion:
             config = compose.compose(*words, **places, begin=_announce, look=made.append)
             job, words = _single(words, config, made[0].hydra)
@@ -135,7 +131,7 @@ def _run_hydra(args: argparse.Namespace, flags: list[str], places: dict[str, Any
         error.told = world.launched_rank()[1] > 0  # the first rank of each machine reports it
         raise
     sys.argv = [sys.argv[0], *flags, *words]
-    with jobs:
+    with stack:
         hydra.main(str(compose.CONF), places["config_name"], **_VERSION)(job)()
 
 
@@ -144,15 +140,14 @@ def _no_option(option: str, argv: Sequence[str]) -> Problem:
     name, _, value = option.partition("=")
     value = value or next(iter(argv[argv.index(option) + 1 :]), "...")
     way = familiar.advice(name) or familiar.advice(name.strip("-"), value)
-    way = way or "; keys stand without dashes, as in batch.size=32"
-    return Problem(name, f"there is no such option{way}. All are in --help")
+    keys = "; keys stand without dashes, as in batch.size=32"
+    return Problem(name, f"there is no such option{way or keys}. All are in --help")
 
 
 def import_trusted() -> None:
     """Import the packages that are trusted, as they may register resolvers of OmegaConf's."""
-    if names := targets.trusted():
+    for name in targets.trusted():
         sys.path.append(str(Path.cwd()))  # last: it takes the place of nothing that is installed
-    for name in names:
         try:
             import_module(name)
         except Exception as error:
@@ -195,13 +190,11 @@ def _show(config: DictConfig, args: argparse.Namespace) -> None:
     part: Any = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     if args.resolve:
         OmegaConf.resolve(part)
-    if args.package:
-        part = OmegaConf.select(part, args.package)
+    part = OmegaConf.select(part, args.package) if args.package else part
     if not OmegaConf.is_config(part):
         raise ConfigError(Problem("--package", f"there is no section {args.package}"))
-    if args.package:
-        put(f"# @package {args.package}")
-    put(OmegaConf.to_yaml(part).rstrip())
+    header = f"# @package {args.package}\n" if args.package else ""
+    put(header + OmegaConf.to_yaml(part).rstrip())
 
 
 def execute(composed: DictConfig, config: Config | None = None) -> float | None:
@@ -262,10 +255,9 @@ def _run(config: Config) -> float | None:
         # job must not outlast it.
         gc.freeze()
         gc.enable()
-    with terminal.progress_shown("none" if rank else config.trainer.progress):
-        value: float | None = run(config)
-    if rank == 0:
-        launch.leave_result(value)
+    terminal.options["progress"] = "none" if rank else config.trainer.progress
+    value: float | None = run(config)
+    launch.leave_result(value)
     return value
 
 

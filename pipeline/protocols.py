@@ -7,7 +7,7 @@ wrapper of a dataset (a filter, a mixture, a pack) answers as the dataset does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -27,9 +27,16 @@ class MapDataset(Protocol):
     `draws = False`, on the class or an object, promises that reading takes no random numbers.
     Without it, the first batch shows what draws, and is read twice if that changes. It saves about
     10 us a batch, and lets pictures be decoded a batch at a time.
+
+    `locality(indices)`, int64[n], numbers the file or shard of each row, without reading anything:
+    `loader.backend=ray` sends rows of one file to the same actor, and no batch depends on it.
+
+    `text_lengths(length, name)`, int32[N], is `length(text)` of each row's text, for the column
+    `length` where a step makes tokens of texts that are not in the table.
     """
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """The number of rows."""
 
     def __getitem__(self, index: int, /) -> Sample:
         """The sample of a row.
@@ -53,18 +60,6 @@ class FilesAhead(Protocol):
         """The addresses of the files that each row is read from, without reading anything."""
 
 
-class Located(Protocol):
-    """Which rows lie together, for `loader.backend=ray`; optional, and no batch depends on it.
-
-    Requests for rows of one file or shard go to the same actor, where it has been read before.
-    """
-
-    def locality(self, indices: npt.NDArray[np.int64], /) -> npt.NDArray[np.int64]:
-        """The number of the file or shard of each row, int64[n]; any numbers, the same in all
-        processes. Asked for each batch, so it should take microseconds and read nothing.
-        """
-
-
 class Column(Protocol):
     """A whole number a row, read by row. numpy's arrays and memory maps are columns.
 
@@ -73,9 +68,11 @@ class Column(Protocol):
     """
 
     @property
-    def dtype(self) -> np.dtype[Any]: ...
+    def dtype(self) -> np.dtype[Any]:
+        """A type of whole numbers."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """The number of rows."""
 
     def __getitem__(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
         """The values of rows, int64[n]; a microsecond a row at most."""
@@ -94,43 +91,6 @@ class Measured(Protocol):
         """Tokens, steps or bytes of each row, as many as there are rows; no sample is read."""
 
 
-class Texts(Protocol):
-    """A map-style dataset of texts whose lengths can be counted at once; optional.
-
-    The build asks for tokens where a step makes them of a text, and the column `length` counts them
-    then. Without it, the text has to be a column of the table.
-    """
-
-    def text_lengths(self, length: Callable[[str], int], name: str, /) -> npt.NDArray[np.int32]:
-        """`length` of each row's text, int32[N]; a dataset may keep the result under `name`."""
-
-
-class TokenRows(Measured, Protocol):
-    """A dataset whose samples are `tokens` alone, which it can write where they belong; optional.
-
-    `collate=packed` then makes a batch without samples, where no transform wants them. It is looked
-    for in the class, so what wraps a dataset has it only if it says so.
-    """
-
-    def read_tokens(
-        self,
-        into: npt.NDArray[np.int64],
-        places: npt.NDArray[np.int64],
-        indices: npt.NDArray[np.int64],
-        starts: npt.NDArray[np.int64],
-        stops: npt.NDArray[np.int64],
-        /,
-    ) -> npt.NDArray[np.int64]:
-        """Write the tokens `starts` to `stops` of each row to `places` of `into`.
-
-        Returns:
-            The tokens of each whole row: int64[n].
-
-        Raises:
-            DataError: a row cannot be read, or has no such tokens.
-        """
-
-
 class StreamDataset(Protocol):
     """Records that can only be read forwards, the same in every process and every pass.
 
@@ -139,7 +99,8 @@ class StreamDataset(Protocol):
     from that raw record on, makes resuming fast. `len()` serves progress and schedules only.
     """
 
-    def __iter__(self) -> Iterator[object]: ...
+    def __iter__(self) -> Iterator[object]:
+        """A pass over all records, from the first one on."""
 
 
 class Described(Protocol):
@@ -200,7 +161,8 @@ class Transform(Protocol):
     has `draws = False`, generators are not seeded: 7 us a sample less.
     """
 
-    def __call__(self, sample: Any, /) -> Any: ...
+    def __call__(self, sample: Any, /) -> Any:
+        """The sample that the next step gets."""
 
 
 class OwnLoss(Protocol):
@@ -221,23 +183,5 @@ class Collate(Protocol):
     sampler packs rows into blocks, it is called with a second argument: `Request.parts`.
     """
 
-    def __call__(self, samples: list[Any], /) -> Mapping[str, Any]: ...
-
-
-class ReadsRows(Protocol):
-    """A collate function that can make a whole batch of rows without their samples; optional.
-
-    Where no transform wants samples, `read` takes the place of reading and collating them.
-    """
-
-    def reads(self, dataset: Any, /) -> bool:
-        """Whether `read` can take the rows of `dataset`, for every request."""
-
-    def read(
-        self, dataset: Any, indices: npt.NDArray[np.int64], parts: npt.NDArray[np.int64] | None, /
-    ) -> dict[str, Any]:
-        """The batch of rows, with the values that the samples collated would have.
-
-        Raises:
-            DataError, penstock.loading.collate.Mismatch: the batch has to be made by its samples.
-        """
+    def __call__(self, samples: list[Any], /) -> Mapping[str, Any]:
+        """The fields of the batch, by name."""

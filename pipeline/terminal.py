@@ -8,18 +8,18 @@ terminal's encoding lacks by its number: printing never fails. Cost: 1 us a line
 from __future__ import annotations
 
 import logging
-import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
-from typing import Any, TypeVar
+from typing import Any, TextIO
 
-Item = TypeVar("Item")
-
-_options = {"progress": "auto"}
+# How `progress` is shown in this process: "plain" is a line every 30 s, "none" nothing, and "auto"
+# a line that changes where stderr is a terminal, and plain elsewhere.
+options = {"progress": "auto"}
 
 
 def printable(text: object) -> str:
@@ -37,10 +37,10 @@ def one_line(text: object) -> str:
     return printable(text).replace("\t", "\\t").replace("\n", "\\n")
 
 
-def say(*words: object) -> None:
+def say(*words: object, end: str = "\n") -> None:
     """Print a message to stderr; a full disk below it ends nothing."""
     with suppress(OSError):
-        print(printable(" ".join(map(str, words))), file=sys.stderr, flush=True)
+        print(printable(" ".join(map(str, words))), end=end, file=sys.stderr, flush=True)
 
 
 def put(*words: object) -> None:
@@ -49,28 +49,11 @@ def put(*words: object) -> None:
     print(printable(text).encode(encoding, "backslashreplace").decode(encoding))
 
 
-class Handler(logging.Handler):
-    """Says log records, to whatever sys.stderr is at the time."""
+class Handler(logging.StreamHandler[TextIO]):
+    """Writes log records to stderr, with what is harmful shown."""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print a record; errors in its arguments are reported as logging does."""
-        try:
-            say(self.format(record))
-        except Exception:
-            self.handleError(record)
-
-
-@contextmanager
-def progress_shown(kind: str) -> Iterator[None]:
-    """Show long things inside of the context as bars ("rich"), lines ("plain") or not at all.
-
-    "auto" is bars where stderr is a terminal, and lines elsewhere.
-    """
-    before, _options["progress"] = _options["progress"], kind
-    try:
-        yield
-    finally:
-        _options["progress"] = before
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 @contextmanager
@@ -84,48 +67,31 @@ def progress(
                 ...
                 show(place)
 
-    A bar appears after a second and goes at the end; a line comes every 30 s. Worker processes show
-    nothing, nor does anything while another bar is drawn. Cost: 0.2 us a call.
+    The line on a terminal appears after a second and goes at the end. Worker processes show
+    nothing. Cost: 0.2 us a call.
     """
-    # A notebook keeps every drawing of a `!command` as a line of its own.
-    is_screen = sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ
-    every, due = (0.1, 1.0) if _options["progress"] in ("rich", is_screen and "auto") else (30, 30)
-    due += float("inf") if _options["progress"] == "none" or parent_process() else time.monotonic()
-    bar: Any = None
+    kind = "none" if parent_process() else options["progress"]
+    # One column short: in the last one, a terminal begins a new line.
+    is_screen = kind == "auto" and sys.stderr.isatty()
+    width = shutil.get_terminal_size().columns - 1 if is_screen else 0
+    begun, every = time.monotonic(), float("inf") if kind == "none" else 1 if is_screen else 30
+    due = begun + every
 
     def show(done: float, note: str = "") -> None:
-        nonlocal due, bar
-        if time.monotonic() < due:
-            return
-        due = time.monotonic() + every
-        place = f"{done:,.0f}/{'?' if total is None else f'{total:,.0f}'} {unit}".rstrip()
-        if every > 1:
-            say(f"{one_line(what)}  {place}  {note}".rstrip())
-        elif bar is not None:
-            bar.update(bar.task_ids[0], completed=done, place=place, note=note, refresh=True)
-        elif not hasattr(sys.stderr, "rich_proxied_file"):  # else another bar is drawn
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        nonlocal due
+        if (now := time.monotonic()) >= due:
+            due, place = now + every, f"{done:,.0f}/{f'{total:,.0f}' if total else '?'} {unit}"
+            left = f"{(now - begun) * (total / done - 1):,.0f} s left" if total and done else ""
+            line = "  ".join(filter(None, (one_line(what), place.strip(), left, note)))
+            say(f"{line:{width}.{width}}" if is_screen else line, end="\r" if is_screen else "\n")
 
-            # It has no thread of its own: a lock that it held would stay locked in forked workers.
-            bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                TextColumn("{task.fields[place]}  {task.fields[note]}", markup=False),
-                TimeRemainingColumn(compact=True),
-                console=Console(file=sys.stderr),
-                transient=True,
-                auto_refresh=False,
-                redirect_stdout=sys.stdout.isatty(),
-            )
-            bar.add_task(one_line(what), total=total, completed=done, place=place, note=note)
-            stack.enter_context(bar)
-
-    with ExitStack() as stack:
+    try:
         yield show
+    finally:
+        say(" " * width, end="\r" if is_screen else "")
 
 
-def watched(items: Iterable[Item], total: float | None, what: str) -> Iterator[Item]:
+def watched(items: Iterable[Any], total: float | None, what: str) -> Iterator[Any]:
     """Yield `items`, whose progress is shown; cost: 0.2 us an item."""
     with progress(what, total) as show:
         for done, item in enumerate(items):

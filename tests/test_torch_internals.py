@@ -27,7 +27,7 @@ def test_who_is_asked_for_the_worker_is_answered_for_a_while():
 
 def test_memory_behind_a_descriptor_is_the_same_memory():
     storage = torch_internals.shared_storage(8)
-    again = torch_internals.map_descriptor(torch_internals.descriptor_of(storage), 8)
+    again = torch_internals.map_descriptor(*torch_internals.descriptor_and_size(storage))
     storage[5] = 42
     assert (again[5], len(again)) == (42, 8)
 

@@ -38,8 +38,6 @@ LATE = (
     "torch.utils.tensorboard",
     "torchmetrics",
     "torchvision.models",
-    "rich.console",
-    "rich.table",
     "multiprocessing.sharedctypes",
     "PIL.JpegImagePlugin",
 )

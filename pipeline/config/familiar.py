@@ -203,6 +203,7 @@ GONE: dict[str, str] = {
     "sweep.folds": "sweep over them: data.folds=5 data.fold=range(5)",
     "sweep.jobs": "hydra/launcher=joblib hydra.launcher.n_jobs=4",
     "sweep.optuna.sampler=grid": "leave out sweep=optuna: -m tries all combinations",
+    "trainer.progress=rich": "leave it out: a terminal shows progress by itself",
     "sweep.retries": "the same command tries failed jobs again",
     "--config-path": "it would hide our groups; --config-dir FOLDER --config-name NAME adds yours",
     "--help keys": "see docs/keys.md; --cfg job prints every key with its value",

@@ -102,7 +102,7 @@ def problems(node: Any, overrides: Sequence[Override]) -> Iterator[Problem]:
         elif not _OF_FILES.fullmatch(f"{key}={plain}") and (
             not {(key, text), (part, text)} & typed or (part in _ACTS and "${" in plain)
         ):
-            yield Problem(key, f"is {text!r} by a file; type the value itself on the command line")
+            yield Problem(key, "comes from a file; type the value itself on the command line")
 
 
 def nodes(value: Any, key: str) -> Iterator[tuple[str, Any]]:

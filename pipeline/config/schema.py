@@ -203,7 +203,7 @@ class TrainerSection(Section):
     baseline: Annotated[bool, NOTHING]
     digest: Annotated[bool, NOTHING]
     ledger: Annotated[bool, NOTHING]
-    progress: Annotated[Literal["auto", "rich", "plain", "none"], NOTHING]
+    progress: Annotated[Literal["auto", "plain", "none"], NOTHING]
     pictures: Annotated[bool, NOTHING]
     report: Annotated[bool, NOTHING]
     ema: Annotated[

@@ -123,7 +123,7 @@ def end_with_launcher() -> None:
 
 def leave_result(value: object) -> None:
     """Give rank 0's result (plain JSON) to the launcher, if that is ours."""
-    if os.environ.get(_RESULT):
+    if os.environ.get(_RESULT) and world.launched_rank()[0] == 0:
         Path(os.environ[_RESULT]).write_text(json.dumps(value), encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ way, which names the sample or replaces it. Cost: 0.1 ms a batch and 2 us a samp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -27,10 +27,6 @@ from penstock.loading.stage_timer import StageTimer
 from penstock.loading.wrapped import SomeRows
 from penstock.order.plan import Request
 from penstock.order.randomness import Draws, KeyArray
-
-if TYPE_CHECKING:
-    from penstock.protocols import ReadsRows
-
 
 # Members by which a class says what samples are.
 _READING = {"__getitem__", "__getitems__", "__iter__", "decode", "samples", "fetch_batch"}
@@ -71,7 +67,7 @@ class WholeBatches:
         read = decodes and not getattr(dataset, "draws", True)
         collate: Any = recipe.collate
         reads = untouched and hasattr(collate, "reads") and collate.reads(dataset)
-        self._reader: ReadsRows | None = collate if reads else None
+        self._reader: Any = collate if reads else None
         self.reads = reads or bool(stacked)
         self._by_sample = not (stacked or stored or reads)
         stacks = type(collate) is Stack and bool(stacked or stored or read)

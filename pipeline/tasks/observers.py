@@ -164,7 +164,7 @@ class Ledger(Observer):
 
 
 class Display(Observer):
-    """A line an epoch, and a bar for the one that runs; lines where stderr is no terminal.
+    """A line an epoch, and the progress of the one that runs.
 
     Args:
         loader: of the training split, or the one that is measured.

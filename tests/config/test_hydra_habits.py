@@ -60,7 +60,7 @@ SHOWN = {
 }
 SWEPT = [(), ("hydra/launcher=joblib",), ("hydra.searchpath=[own]", "sampler=mine")]
 REFUSED = {
-    "cfg of a sweep": (("-m", "seed=1,2", "--cfg", "job"), "show one job"),
+    "cfg of a sweep": (("-m", "seed=1,2", "--cfg", "job"), "several values"),
     "chdir": (("hydra.job.chdir=true",), "hydra.job.chdir: leave it out"),
     "config-path": (("--config-path", "own", "--config-name", "primary"), "--config-dir FOLDER"),
 }

@@ -15,7 +15,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -218,17 +218,19 @@ def values_of(override: Any) -> list[str]:
     return [f"{key}={value}" for value in values]
 
 
-def checked(
-    words: Sequence[str], config_dir: str | None, config_name: str
-) -> tuple[AbstractContextManager[None], str]:
-    """Check all jobs of a command line with `-m`.
+@contextmanager
+def running(words: Sequence[str], config_dir: str | None, config_name: str) -> Iterator[str]:
+    """Check a command line with `-m`, and let Hydra run its jobs in here; the table follows.
 
-    Returns:
-        The context to run them in, and a word that Hydra needs besides.
+    Yields:
+        A word that Hydra needs besides.
 
     Raises:
         ConfigError: with all that is wrong in any of the jobs.
+        SystemExit: with the exit code of the first job that failed.
     """
+    from penstock.addons.reports.report import of_sweep
+
     if world.is_launched():
         way = f"run it with {program.text('-m')}, and not under torchrun or srun"
         raise ConfigError(f"a sweep starts the ranks of each of its jobs itself; {way}")
@@ -237,6 +239,7 @@ def checked(
     typed = [compose.parse(word, loader) for word in words]
     fixed = [str(one.input_line) for one in typed if not one.is_sweep_override()]
     base, problems, _ = compose.load(fixed, config_dir, config_name)
+    folders = compose.resolved(base.hydra.sweep, problems)
     if problems:
         raise ConfigError(problems)
     if base.sweep.get("optuna"):
@@ -262,30 +265,15 @@ def checked(
             found = {**dict.fromkeys(error.problems, where), **found}
     if found:
         raise ConfigError(Problem(one.key, one.message + where) for one, where in found.items())
-    folder = Path(str(base.hydra.sweep.dir))
-    # A pattern such as ${now:%H} may give each process another folder, so Hydra gets this one.
-    return running(folder, compose.resolved(base, [])), f"hydra.sweep.dir={program.literal(folder)}"
-
-
-@contextmanager
-def running(folder: Path, config: Mapping[str, Any]) -> Iterator[None]:
-    """Let Hydra run the jobs of a sweep in here; the table follows, however it ends.
-
-    Args:
-        config: what the jobs share.
-
-    Raises:
-        SystemExit: with the exit code of the first job that failed.
-    """
-    from penstock.addons.reports.report import of_sweep
-
+    folder, config = Path(str(folders["dir"])), compose.resolved(base, [])
     # A launcher's programs are asked to stop as others are.
     os.environ.setdefault("SUBMITIT_PREEMPT_SIGNAL", "USR1")
     prepare(folder)
     try:
         with preemption.job():
             preemption.keep_from_children()
-            yield
+            # A pattern such as ${now:%H} may give each process another folder.
+            yield program.override("hydra.sweep.dir", folder)
     finally:
         if jobs := jobs_of(folder):
             show(folder, jobs)

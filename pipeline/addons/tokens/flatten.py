@@ -18,7 +18,6 @@ from torch import Tensor
 from penstock.errors import ConfigError, Problem
 from penstock.loading.collate import Mismatch, Ragged, Sample, columns, even, plain, stack
 from penstock.order.randomness import IntArray
-from penstock.protocols import TokenRows
 
 native: Any
 try:
@@ -134,7 +133,7 @@ class Flatten:
         # A class of it may put samples together in a way of its own.
         return type(self) is Flatten and known and self.tokens == "tokens" and not self.fields
 
-    def read(self, dataset: TokenRows, indices: IntArray, parts: IntArray | None) -> dict[str, Any]:
+    def read(self, dataset: Any, indices: IntArray, parts: IntArray | None) -> dict[str, Any]:
         """The batch of rows that are read straight into it; as by `__call__`.
 
         Raises:

@@ -99,10 +99,10 @@ class _Pickler(ForkingPickler):
         if thing.nbytes() <= _SMALL and not is_shared:
             array = torch.empty(0, dtype=torch.uint8).set_(shared).numpy()
             return _copied, (bytearray(array),)
-        descriptor = torch_internals.descriptor_of(shared) if is_shared else -1
+        descriptor = torch_internals.descriptor_and_size(shared)[0] if is_shared else -1
         if descriptor < 0:  # private memory, or a mapped file
             shared = new_shared(thing.nbytes()).copy_(thing, non_blocking=False)
-            descriptor = torch_internals.descriptor_of(shared)
+            descriptor = torch_internals.descriptor_and_size(shared)[0]
         self.descriptors.append(descriptor)
         self.storages.append(shared)
         return _received, (len(self.descriptors) - 1, thing.nbytes())
