@@ -82,7 +82,8 @@ def progress(
         if (now := time.monotonic()) >= due:
             due, place = now + every, f"{done:,.0f}/{f'{total:,.0f}' if total else '?'} {unit}"
             left = f"{(now - begun) * (total / done - 1):,.0f} s left" if total and done else ""
-            line = "  ".join(filter(None, (one_line(what), place.strip(), left, note)))
+            bar = f"[{'#' * int(20 * min(done / total, 1)):.<20}]" if total and is_screen else ""
+            line = "  ".join(filter(None, (one_line(what), bar, place.strip(), left, note)))
             say(f"{line:{width}.{width}}" if is_screen else line, end="\r" if is_screen else "\n")
 
     try:

@@ -5,7 +5,7 @@ known:
 
     labels        `targets`, `labels` or `_labels` (torchvision), one-dimensional tensors of a
                   `TensorDataset`: columns of the table, from which samplers choose rows
-    lengths       `lengths` (pipeline/protocols.py): a column of the table as well
+    lengths       `lengths` (docs/own_dataset.md): a column of the table as well
     classes       `classes`, `num_classes`, or the largest label: `num_classes`, `num_outputs`
     features      the first tensor of a `TensorDataset`: `num_features`
 
@@ -33,7 +33,7 @@ from penstock.terminal import watched
 if TYPE_CHECKING:
     import pandas as pd
 
-    from penstock.protocols import Column
+    from penstock.order.columns import Column
 
 _LABELS = ("targets", "labels", "_labels")
 Columns = dict[str, npt.NDArray[Any]]

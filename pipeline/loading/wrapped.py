@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.protocols import Column
+    from penstock.order.columns import Column
 
 
 class SomeRows(ABC):

@@ -1,13 +1,13 @@
 """Columns of a dataset's table, checked for samplers; and such that need no table in memory.
 
-A dataset that tells `lengths` (pipeline/protocols.py) is sampled by them without a pandas table,
+A dataset that tells `lengths` is sampled by them without a pandas table,
 which for 10^9 rows would take 8 GB and a minute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,7 @@ import numpy.typing as npt
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.order.randomness import IntArray
 
-if TYPE_CHECKING:
-    from penstock.protocols import Column
-
+Column = Any  # whole numbers read by row, int64[n]: an array, a memory map or a `ColumnView`
 _PIECE = 1 << 20  # rows that are read at once where all are wanted
 _SMALLEST_WEIGHT = 2.0**-1000  # in units of the largest; quotients by it are finite
 
@@ -27,7 +25,7 @@ def column_of(
 ) -> npt.NDArray[Any]:
     """A column of the dataset's table, checked to exist and to have no gaps.
 
-    It is an array, or where a dataset tells `lengths` another `penstock.protocols.Column`.
+    It is an array, or where a dataset tells `lengths` another `Column`.
     """
     if metadata is None or name not in metadata.columns:
         known = (

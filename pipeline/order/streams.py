@@ -2,7 +2,7 @@
 
 Every executor reads the same raw records in the same order. Batch (epoch, step) is the records from
 position step x size on, and only the executor that was asked for it decodes, transforms and
-collates them (`pipeline/loading/stream_fetch.py`). `pipeline/protocols.py` lists what a dataset may
+collates them (`pipeline/loading/stream_fetch.py`). `pipeline/protocols.py` says what a dataset may
 offer.
 """
 

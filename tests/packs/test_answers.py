@@ -1,15 +1,12 @@
 """A pack answers as its dataset: every optional member, and every order of its rows."""
 
-import inspect
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import penstock
-from penstock import protocols
 from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.packing import pack
 from penstock.addons.packs.recipe import Recipe
@@ -28,20 +25,6 @@ from tests.pack_files import write_images
 from tests.program import run
 from tests.tokens.test_token_files import write_pair
 
-# Members that are about the files a dataset reads, and the pack reads others; or how it reads them.
-OWN = {"remote_files", "files_of", "locality", "data_files", "read_tokens"}
-ASKED = {
-    "lengths",
-    "text_lengths",
-    "classes",
-    "columns",
-    "metadata",
-    "facts",
-    "path",
-    "fingerprint",
-    "names_fingerprint",
-    "check",
-}
 TEXTS = ["transform.train.tokenize.kind=bytes", "transform.train.tokenize.size=258"]
 
 
@@ -192,27 +175,6 @@ def words(request, tmp_path_factory):
 
 def of(words, *more):
     return DataParts(penstock.compose(*words, *more))
-
-
-def members():
-    """The optional members of map-style datasets, whose protocols stand before `Transform`."""
-    others = {"StreamDataset", "Column", "MapDataset"}
-    classes = [
-        one
-        for one in vars(protocols).values()
-        if inspect.isclass(one) and one.__module__ == protocols.__name__ and Protocol in one.__mro__
-    ]
-    return {
-        name
-        for one in classes[: classes.index(protocols.Transform)]
-        if one.__name__ not in others
-        for name in (*vars(one), *one.__annotations__)
-        if not name.startswith("_")
-    }
-
-
-def test_every_optional_member_is_asked_or_the_packs_own():
-    assert members() <= OWN | ASKED
 
 
 def same_answers(dataset, packed):

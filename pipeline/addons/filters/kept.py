@@ -36,7 +36,7 @@ from penstock.runs import quarantine
 
 if TYPE_CHECKING:
     from penstock.build.data import Split
-    from penstock.protocols import Column
+    from penstock.order.columns import Column
 import hashlib
 from collections.abc import Iterable
 

@@ -45,7 +45,7 @@ _KINDS = {"Image": "image", "Mask": "mask", "KeyPoints": "keypoints"}
 class Packed(Dataset[dict[str, Any]]):
     """Samples as the dataset gave them that was packed, to the bit and of the same types.
 
-    It has the optional members that the dataset has (`pipeline/protocols.py`), and they answer the
+    It has the optional members that the dataset has (docs/own_dataset.md), and they answer the
     same: `lengths`, `columns`, `path` and `text_lengths`. One that cannot refuses when it is asked.
 
     Args:

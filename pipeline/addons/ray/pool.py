@@ -428,7 +428,7 @@ class Placement:
     """Requests to workers.
 
     Args:
-        dataset: without a `locality` (`penstock.protocols.MapDataset`), or a stream, requests go to
+        dataset: without a `locality` (docs/own_dataset.md), or a stream, requests go to
             the worker with the least to do.
         nodes: the name of each worker's machine. A worker is known by it and by its number there,
             so another run on the same machines finds what this one has left in their caches.

@@ -6,7 +6,7 @@ The next requests are known, so it needs no more than that. It is not a thread: 
 library don't survive the forks that start workers, and would take the training's turns. It only
 fills the cache. Whatever becomes of it, workers fetch what is missing, and report what is wrong.
 
-Only for rows whose dataset names their files (`protocols.FilesAhead`), and for shards of streams
+Only for rows whose dataset names their files (`files_of`), and for shards of streams
 whose dataset names theirs (`files_of_shard`), where some are at addresses.
 Cost: a fork and a few MiB for each loader of remote files; 5 us a batch.
 """
