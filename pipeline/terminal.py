@@ -39,8 +39,9 @@ def one_line(text: object) -> str:
 
 def say(*words: object, end: str = "\n") -> None:
     """Print a message to stderr; a full disk below it ends nothing."""
+    clear = "\x1b[K" if sys.stderr.isatty() else ""  # what a progress line has left here
     with suppress(OSError):
-        print(printable(" ".join(map(str, words))), end=end, file=sys.stderr, flush=True)
+        print(clear + printable(" ".join(map(str, words))), end=end, file=sys.stderr, flush=True)
 
 
 def put(*words: object) -> None:
@@ -84,12 +85,12 @@ def progress(
             left = f"{(now - begun) * (total / done - 1):,.0f} s left" if total and done else ""
             bar = f"[{'#' * int(20 * min(done / total, 1)):.<20}]" if total and is_screen else ""
             line = "  ".join(filter(None, (one_line(what), bar, place.strip(), left, note)))
-            say(f"{line:{width}.{width}}" if is_screen else line, end="\r" if is_screen else "\n")
+            say(line[:width] if is_screen else line, end="\r" if is_screen else "\n")
 
     try:
         yield show
     finally:
-        say(" " * width, end="\r" if is_screen else "")
+        say(end="\r" if is_screen else "")
 
 
 def watched(items: Iterable[Any], total: float | None, what: str) -> Iterator[Any]:

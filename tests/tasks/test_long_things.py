@@ -130,9 +130,9 @@ def test_progress_stays_in_its_line_and_goes_with_an_error(made):
 
     with pytest.raises(KeyError):
         fails()
-    drawn, blank, rest = screen.getvalue().split("\r")
-    assert drawn.startswith("first  1/5  80 s left  a note a note")
-    assert (len(drawn), blank, rest) == (149, " " * 149, "")
+    drawn, cleared, rest = screen.getvalue().split("\r")
+    assert drawn.startswith("\x1b[Kfirst  [####................]  1/5  80 s left  a note a note")
+    assert (len(drawn), cleared, rest) == (149 + len("\x1b[K"), "\x1b[K", "")
 
 
 def test_a_file_gets_lines_and_nothing_where_none_are_wanted(made, capsys, monkeypatch):
