@@ -137,6 +137,8 @@ yours | model: {_target_: mypkg.parts.Net} | trusted by --trust mypkg \(or by PE
 near package | model: {_target_: toch.nn.Linear} | configuration \(did you mean 'torch'\?\)
 near name | model: {_target_: torch.nn.Linaer} | no attribute 'Linaer' \(did you mean 'Linear'\?\)
 near module | dataset: {_target_: penstock.datasets.face_landmark.X, root: x} | did you mean 'face_landmarks'
+optimizer | optimizer: {_target_: stranger.made, lr: 1} | optimizer._target_: stranger.made may not be called
+collate | collate: {_target_: stranger.made} | collate._target_: stranger.made may not be called
 """)
 # Names that no configuration calls, nor from a package that a person trusts.
 NAMES = """torch.load torch.hub.load torch.hub.load_state_dict_from_url torch.jit.load torch.save torch.ops.load_library
@@ -196,6 +198,7 @@ TYPED = rows(rf"""
 path of a package | --config-path pkg://stranger | --config-path
 search path | hydra.searchpath=[structured://stranger] | hydra.searchpath:
 search path, shown | hydra.searchpath=[pkg://stranger] --cfg job | --trust stranger
+callback | +hydra.callbacks.e._target_=stranger.made | hydra.callbacks.e._target_: stranger.made
 pickle | --experimental-rerun=FOLDER/config.pickle | --experimental-rerun
 pickles that are trusted | --trust os,torch.hub,numpy,hydra | 'os' and 'torch.hub' and 'numpy' and
 one of a sweep | -m model._target_=torch.nn.Linear,stranger.made | stranger.made may not be called

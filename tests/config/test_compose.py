@@ -171,30 +171,6 @@ def test_nothing_is_written_or_built(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-UNTRUSTED = [
-    ("+model.inner={_target_:torch.hub.load,_args_:[x]}", "model.inner._target_"),
-    ("+model.inner=[{a:{_target_:numpy.load}}]", "model.inner[0].a._target_"),
-    ("+transform.train.x={_target_:os.system,_partial_:true}", "transform.train.x._target_"),
-    ("+model._args_=[{_target_:builtins.open,file:x}]", "model._args_[0]._target_"),
-    ("model._target_=${oc.decode:torch.load}", "model._target_"),
-    ("model._target_=${oc.env:PENSTOCK_TEST_TARGET}", "model._target_"),
-    ("sampler._target_=hydra.utils.call", "sampler._target_"),
-    ("dataset._target_=pandas.read_pickle", "dataset._target_"),
-    ("optimizer._target_=tests.own_parts.Holder", "optimizer._target_"),
-    ("objective.loss._target_=torch.nn.functional.torch.load", "objective.loss._target_"),
-    (
-        "+objective.metrics.x={_target_:torchmetrics.functional.accuracy}",
-        "objective.metrics.x._target_",
-    ),
-]
-
-
-@pytest.mark.parametrize(("override", "key"), UNTRUSTED)
-def test_a_target_is_refused_wherever_it_hides(override, key, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_TEST_TARGET", "torch.load")
-    assert key in refusals(override)
-
-
 def test_metrics_are_refused_by_name_also_where_nothing_is_measured():
     override = "+objective.metrics.x={_target_:torchmetrics.text.BERTScore}"
     assert "objective.metrics.x._target_" in refusals("task=fit", override)
@@ -202,49 +178,9 @@ def test_metrics_are_refused_by_name_also_where_nothing_is_measured():
     assert "objective.metrics.x._target_" in refusals("task=digest", name)
 
 
-HYDRAS_OWN = [
-    ("hydra.callbacks.table._target_=os.system", "hydra.callbacks.table._target_"),
-    ("+hydra.callbacks.more={_target_:penstock.build.data.make}", "hydra.callbacks.more._target_"),
-    (
-        "+hydra.callbacks.more={_target_:tests.own_parts.Holder,y:{_target_:os.system}}",
-        "hydra.callbacks.more.y._target_",
-    ),
-    ("hydra.launcher._target_=os.system", "hydra.launcher._target_"),
-    ("hydra.sweeper._target_=mypkg.Sweeper", "hydra.sweeper._target_"),
-    ("+hydra.job_logging.handlers={x:{class:mypkg.Handler}}", "hydra.job_logging.handlers.x.class"),
-    (
-        "+hydra.job_logging.handlers={x:{class:logging.StreamHandler,stream:'ext://os.environ'}}",
-        "hydra.job_logging.handlers.x.stream",
-    ),
-    ("hydra.searchpath=[pkg://mypkg.conf]", "hydra.searchpath"),
-]
-
-
-@pytest.mark.parametrize(("override", "key"), HYDRAS_OWN, ids=[key for _, key in HYDRAS_OWN])
-def test_hydras_own_node_may_not_call_or_trust_anything(override, key):
-    assert key in refusals(override)
-
-
-def test_a_target_is_refused_that_only_an_interpolation_makes(own):
-    text = """_target_: tests.own_parts.Holder\ninner: '${oc.create:"{_target_: os.system}"}'\n"""
-    only("model.inner._target_", "model=mine", config_dir=own("model/mine", text))
-
-
-def test_a_factory_for_logging_is_refused(own):
-    text = "# @package _global_\nhydra: {job_logging: {formatters: {x: {'()': os.system}}}}\n"
-    folder = own("experiment/mine", text)
-    only("hydra.job_logging.formatters.x.()", "experiment=mine", config_dir=folder)
-
-
 def test_hydras_own_node_may_be_used():
     penstock.compose("hydra/job_logging=stdout", "+hydra.job.env_set.OMP_NUM_THREADS=1")
     penstock.compose("hydra/hydra_logging=default", "hydra.verbose=[penstock]", "hydra.job.name=x")
-
-
-def test_an_override_in_the_yaml_of_a_search_path_is_found_before_it_is_followed(own):
-    folder = own("bad", "defaults: [config]\nhydra: {searchpath: ['pkg://mypkg.conf']}\n")
-    with pytest.raises(ConfigError, match=r"hydra.searchpath: .*mypkg"):
-        penstock.compose(config_name="bad", config_dir=folder)
 
 
 def test_a_part_of_a_persons_own_by_config_dir(own):
@@ -298,11 +234,6 @@ def test_the_order_of_defaults(own):
 def test_a_missing_folder_is_named(option):
     with pytest.raises(ConfigError, match="nowhere"):
         penstock.compose(**{option: "nowhere"})
-
-
-def test_a_primary_configuration_from_a_package_is_not_imported():
-    with pytest.raises(ConfigError, match="--trust x"):
-        penstock.compose(config_path="pkg://x")
 
 
 def test_a_second_tracker_that_would_replace_the_first_is_refused(own):

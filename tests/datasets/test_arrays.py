@@ -166,17 +166,6 @@ def test_a_value_that_is_not_finite(values, bad):
     assert data[4]["input"].shape == (3, 4)
 
 
-def test_python_objects_are_refused(tmp_path):
-    class Harm:
-        def __reduce__(self):
-            return (pytest.fail, ("a pickle was opened",))
-
-    inputs = np.array([Harm(), Harm()], dtype=object)
-    np.save(tmp_path / "inputs.npy", inputs, allow_pickle=True)
-    np.save(tmp_path / "targets.npy", np.zeros(2))
-    refused(tmp_path, r"inputs\.npy' holds Python objects, which are pickled")
-
-
 def test_text_and_no_rows_are_refused(tmp_path):
     refused(write(tmp_path, np.array(["a", "b"]), np.zeros(2)), "holds <U1; save numbers")
     refused(write(tmp_path, np.zeros((0, 3)), np.zeros(0)), r"shape \(0, 3\): it has no rows")

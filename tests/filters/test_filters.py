@@ -1,30 +1,24 @@
 """Filters and orders of orders: whatever samples, a filtered dataset is one with fewer rows."""
 
 import csv
-import json
-import shutil
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-import yaml
 from torch.utils.data import Sampler
 
 import penstock
 from penstock.addons.filters.kept import RowChoice
 from penstock.build.data import DataParts
 from penstock.command import main
-from penstock.config.compose import parse
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
 from penstock.loading.fetch import batch_hash
 from penstock.order.samplers import Order
 from penstock.runs.manifest import read_manifest
 from tests.own_parts import Stream
-from tests.program import run
 
 ROWS = 120
 TABLE = pd.DataFrame(
@@ -409,104 +403,3 @@ def test_a_run_says_what_was_left_out_and_resumes_with_the_same_rows_alone(faces
     assert "dataset: is " in capsys.readouterr().err
     assert main(["resume=run", "trainer.max_epochs=2"]) == 0
     assert read_manifest(Path("run"))["data"]["left_out"]["train"] == reasons
-
-
-# Python's parser sees texts here, of which no row has one; pandas.eval saw a call in them.
-EVIL = (
-    r"""length >= 0 or label == "\\" or label == "``A`" == label or label == '`C``" or """
-    'label._constructor.__init__.__globals__.get("sys").modules.get("os").system("touch CANARY")'
-    " == 0 #'"
-)
-SEQUENCES = ("experiment=sequences", "dataset.count=60", "batch.size=8", "loader=debug")
-FIT = (
-    *SEQUENCES,
-    "trainer=quick",
-    "scheduler=none",
-    "trainer.max_steps=2",
-    "trainer.progress=none",
-    "trainer.pictures=false",
-    "trainer.baseline=false",
-    "tracker=none",
-)
-
-
-def by_experiment(folder, text, trained, task):
-    """An experiment file of the stranger's folder."""
-    node = {"defaults": ["sequences"], "data": {"filter": text}, "dataset": {"count": 60}}
-    path = folder / "experiment" / "evil.yaml"
-    path.parent.mkdir()
-    path.write_text("# @package _global_\n" + yaml.safe_dump(node, sort_keys=False))
-    return ["--config-dir", folder, "experiment=evil", "loader=debug", f"task={task}"]
-
-
-def by_primary(folder, text, trained):
-    """A configuration of the stranger's folder in place of ours."""
-    node = {"defaults": ["config", {"override dataset": "sequences"}, "_self_"]}
-    node |= {"data": {"filter": text}, "dataset": {"count": 60}}
-    (folder / "evil.yaml").write_text(yaml.safe_dump(node, sort_keys=False))
-    return ["--config-dir", folder, "--config-name", "evil", "loader=debug", "task=digest"]
-
-
-def by_group(folder, text, trained):
-    """A dataset of the stranger's folder: a mixture, of which a source has a list of filters."""
-    kind = "penstock.datasets.synthetic_sequences.SyntheticSequences"
-    rows = "penstock.addons.filters.rows.filtered"
-    source = {"_target_": kind, "count": 60}
-    source = {"_target_": rows, "dataset": source, "filter": ["length > 0", text]}
-    node = {"_target_": "penstock.addons.mixtures.mixture.Mixture", "sources": {"a": source}}
-    path = folder / "dataset" / "evil.yaml"
-    path.parent.mkdir()
-    path.write_text(yaml.safe_dump(node))
-    words = ["dataset=evil", "sampler=mixture", "transform=none", "collate=list", "loader=debug"]
-    return ["--config-dir", folder, *words, "task=digest"]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    assert main([*FIT, f"run_dir={folder}"]) == 0
-    return folder
-
-
-def by_manifest(folder, text, trained):
-    """The overrides of a run that is resumed."""
-    run = shutil.copytree(trained, folder / "run")
-    manifest = json.loads((run / "manifest.json").read_text())
-    manifest["overrides"] = [*FIT, parse(f"data.filter={text}").input_line]
-    (run / "manifest.json").write_text(json.dumps(manifest))
-    return [f"resume={run}", "trainer.max_steps=4"]
-
-
-def by_stored_configuration(folder, text, trained):
-    """The configuration of a run that is asked about."""
-    run = shutil.copytree(trained, folder / "run")
-    stored = yaml.safe_load((run / "config.yaml").read_text())
-    stored["data"]["filter"] = text
-    (run / "config.yaml").write_text(yaml.safe_dump(stored))
-    return ["task=where", f"run={run}", "sample=0", "epochs=0"]
-
-
-def by_sample(folder, text, trained):
-    return ["task=where", *SEQUENCES, parse(f"sample={text}").input_line, "epochs=0"]
-
-
-DOORS = {
-    "an experiment, digest": partial(by_experiment, task="digest"),
-    "an experiment, replay": partial(by_experiment, task="replay"),
-    "a primary configuration, digest": by_primary,
-    "a group of a folder, digest": by_group,
-    "a manifest": by_manifest,
-    "the configuration of a run": by_stored_configuration,
-    "a sample": by_sample,
-}
-
-
-@pytest.mark.one_in(8)
-@pytest.mark.parametrize("door", DOORS)
-def test_no_expression_of_a_stranger_runs(door, trained, tmp_path, capsys):
-    canary, folder = tmp_path / "canary", tmp_path / "stranger"
-    folder.mkdir()
-    done = run(capsys, *DOORS[door](folder, EVIL.replace("CANARY", str(canary)), trained))
-    assert not canary.exists(), "the stranger's code ran"
-    assert done.code == 0, done.err  # it is true of every row
-    assert "Traceback" not in done.err
