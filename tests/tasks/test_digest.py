@@ -31,7 +31,7 @@ def lines(monkeypatch, made, steps, asked=None, skip=None, size=1):
         yield Loader(made)
 
     split = SimpleNamespace(plan=plan, loader=loader)
-    parts = SimpleNamespace(split=lambda name: split)
+    parts = SimpleNamespace(train=split)
     monkeypatch.setattr(digest, "DataParts", lambda config, world: parts)
     monkeypatch.setattr(digest, "row_hashes", lambda batch: [str(batch.request.address[1])])
     monkeypatch.setattr(digest, "hash_of_rows", lambda rows: "+".join(rows))
