@@ -86,11 +86,14 @@ def _start(argv: list[str], trust: Sequence[str], config_dir: str | None) -> Non
     parser.add_argument("--trust", action="append", default=[])
     parser.add_argument("--config-dir", "-cd", default=config_dir)
     own, rest = parser.parse_known_args(argv)
+    before = os.environ.get(targets.VARIABLE)
     if not launch.is_of_ours():  # a rank suggests the command that its launcher was given
-        typed = [word for word in argv if word not in rest]
+        typed = [
+            *(["--trust", before] if before else ()),
+            *(one for one in argv if one not in rest),
+        ]
         os.environ[program.VARIABLE] = program.started(_script, typed)
-    trusted = [os.environ.get(targets.VARIABLE), *trust, *own.trust]
-    os.environ[targets.VARIABLE] = ",".join(filter(None, trusted))
+    os.environ[targets.VARIABLE] = ",".join(filter(None, [before, *trust, *own.trust]))
     rest += ["--config-dir", own.config_dir] if own.config_dir else []
     args, unknown = compose.options().parse_known_intermixed_args(rest)
     places = {"config_dir": own.config_dir, "config_name": args.config_name or "config"}

@@ -222,9 +222,3 @@ def test_hydras_folder_in_a_file_is_the_runs(tmp_path):
     words = ["experiment=filed", "hydra.job.name=mine"]
     assert penstock.compose(*words, config_dir=str(tmp_path)).run_dir == "filed/mine"
     assert penstock.compose(*words, "run_dir=x", config_dir=str(tmp_path)).run_dir == "x"
-
-
-def test_both_names_at_once_are_refused(capsys):
-    found = run(capsys, "hydra.run.dir=a", "run_dir=b")
-    assert found.code == 2
-    assert "hydra.run.dir: is another name for run_dir" in found.err
