@@ -59,7 +59,7 @@ class DataModule(_LightningDataModule):
 
     def val_dataloader(self) -> TorchLoader | list[TorchLoader]:
         """Batches of the validation split; none with `data.validate=false`."""
-        return self._loader("val") if self._parts.config.data.validate else []
+        return self._loader("val") if self._parts.val in self._parts.splits else []
 
     def test_dataloader(self) -> TorchLoader:
         """Batches of the test split."""
