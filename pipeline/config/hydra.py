@@ -89,9 +89,10 @@ def problems(node: Any, overrides: Sequence[Override]) -> Iterator[Problem]:
             if part in _TRUSTED and targets.is_below(text, targets.trusted()):
                 targets.resolve(text, key)
             else:
-                way = f". If it is yours: --trust {text.split('.')[0]}" * (part in _TRUSTED)
                 yield Problem(
-                    key, f"{text} is not called: neither Hydra nor a plugin brings it{way}"
+                    key,
+                    f"{text} is not called: neither Hydra nor a plugin brings it"
+                    + f". If it is yours: --trust {text.split('.')[0]}" * (part in _TRUSTED),
                 )
         elif part in _ACTS and re.match(r"(ext|cfg)://(?!sys\.std(out|err)$)", text):
             yield Problem(
@@ -115,15 +116,16 @@ def nodes(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 def search_path(entries: Iterable[Any], key: str = "hydra.searchpath") -> Iterator[Problem]:
     """Whatever is no folder and no trusted package, which Hydra would import."""
-    for entry in map(str, entries):
+    for entry in map(str, filter(None, entries)):
         scheme, _, path = entry.rpartition("://")
         known = scheme in ("", "file") or (
             scheme == "pkg" and targets.is_below(path.replace("/", "."), targets.trusted())
         )
         if not known or "${" in entry:
-            way = f"If it is yours: --trust {path.split('.')[0]}"
             yield Problem(
-                key, f"{entry} is no folder, and imports {path}, which is not trusted. {way}"
+                key,
+                f"{entry} is no folder, and imports {path}, which is not trusted. If it is yours: "
+                f"--trust {path.split('.')[0]}",
             )
 
 

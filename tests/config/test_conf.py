@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import penstock
-from penstock.config.compose import compose, composed
+from penstock.config.compose import compose, load, resolved
 from penstock.config.schema import Config
 from penstock.seams import TASKS
 
@@ -58,7 +58,8 @@ def alone(monkeypatch):
 def test_every_choice_composes_and_passes_preflight(path):
     choice = f"{path.parent.name}/{path.stem}"
     words = [choice.replace("/", "="), *NEEDS.get(choice, [])]
-    _, problems = composed(words)
+    config, problems, _ = load(words)
+    resolved(config, problems)
     words += [f"{one.key}=x" for one in problems if "has no value yet" in one.message]
     assert isinstance(compose(*words), Config)
 

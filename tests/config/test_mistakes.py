@@ -31,7 +31,7 @@ MISTAKES = [
     ("loader.drop_last=true", "loader.drop_last", "here that is batch.tail=drop"),
     ("loader.sampler=weighted", "loader.sampler", "here that is sampler=weighted"),
     ("loader.collate_fn=pad", "loader.collate_fn", "here that is collate=stack (or pad"),
-    ("loader.num_worker=2", "loader.num_worker", "did you mean 'num_workers'"),
+    ("loader.num_worker=2", "loader.num_worker", "did you mean 'loader.num_workers'"),
     ("num_workers=2", "num_workers", "loader.num_workers"),
     ("trainer.num_workers=2", "trainer.num_workers", "loader.num_workers"),
     # of Lightning
@@ -72,7 +72,7 @@ MISTAKES = [
     ("scheduler=CosineAnnealingLR", "scheduler", "here that is scheduler=cosine"),
     ("task=train", "task", "here that is task=fit"),
     ("dataset=csv", "dataset", "here that is dataset=delimited_text"),
-    ("distributed=true", "distributed", "one of ddp, fsdp, none"),
+    ("distributed=true", "distributed", "here that is distributed=ddp"),
     # values and grammar
     ("batch.size=32.0", "batch.size", "got 32.0"),
     ("batch.tail=true", "batch.tail", "here that is drop"),
@@ -86,7 +86,6 @@ MISTAKES = [
     ),
     ("transform.train.blur={_target_:x}", "transform.train.blur", "to add one: '+transform.train"),
     ("dataset=image_folder", "dataset.root", "has no value yet; give it with dataset.root=..."),
-    ("step=3", "step", "is a key of task=replay"),
     # options that do not go together
     ("batch.size=null batch.tail=drop", "batch.tail", "set batch.tail=keep, or batch.size"),
     ("loader.num_workers=0 loader.prefetch_factor=2", "loader.prefetch_factor", "needs workers"),

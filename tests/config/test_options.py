@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from penstock.config.compose import compose, composed
+from penstock.config.compose import compose, load, resolved
 from penstock.config.identity import leaves
 from tests.config.test_conf import FILES, NEEDS
 from tests.own_parts import NUMBERS
@@ -34,7 +34,8 @@ def test_every_key_of_our_options_is_in_the_configuration(path):
     group, name = path.parent.name, path.stem
     choice = "tracker=[none,{}]" if group == "tracker" else f"{group}={{}}"
     words = [choice.format(name), *NEEDS.get(f"{group}/{name}", ())]
-    made, problems = composed(words)
+    config, problems, _ = load(words)
+    made = resolved(config, problems)
     assert all("has no value yet" in problem.message for problem in problems)
     text = path.read_text()
     tree = {one: value for one, value in yaml.safe_load(text).items() if one != "defaults"}

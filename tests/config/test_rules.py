@@ -9,16 +9,7 @@ from penstock.build.training import TrainingParts
 from penstock.config import rules
 from penstock.errors import ConfigError
 
-OWN = [
-    "dataset._target_=tests.own_parts.Numbers",
-    "~dataset.root",
-    "~dataset.count",
-    "~dataset.size",
-    "~dataset.seed",
-    "~dataset.val_fraction",
-    "~dataset.reader",
-    "task=digest",
-]
+OWN = ["dataset={_target_: tests.own_parts.Numbers}", "task=digest"]
 FIT = [*OWN[:-1], "transform=none", "model=linear", "objective=classification", "tracker=none"]
 FIT += ["objective.inputs=[x]", "objective.target=label"]
 STREAM = "dataset._target_=tests.own_parts.Stream"
@@ -163,8 +154,8 @@ def test_half_precision_on_a_cpu(task):
 def test_several_processes_that_would_each_train_alone(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match=r"distributed\.strategy: .* each would train alone"):
-        penstock.compose(*OWN, "distributed=none")
-    assert penstock.compose(*OWN).distributed.strategy == "ddp"  # in a loop of the caller's
+        penstock.compose(*OWN)
+    assert penstock.compose(*OWN, "distributed=ddp").distributed.strategy == "ddp"
     monkeypatch.setenv("WORLD_SIZE", "many")
     with pytest.raises(ConfigError, match="WORLD_SIZE is 'many', not a whole number"):
         penstock.compose(*OWN)

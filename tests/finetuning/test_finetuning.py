@@ -181,7 +181,7 @@ def test_what_is_wrong_with_a_group_is_one_message(capsys, data, tmp_path, word,
 
 def test_a_group_without_a_plus_is_answered_with_it(capsys, data, tmp_path):
     said = refused(capsys, data, tmp_path / "run", "trainer.groups.head.lr=3")
-    assert "trainer.groups.head.lr: unknown key 'head'" in said
+    assert "trainer.groups.head.lr: unknown key" in said
 
 
 def test_a_group_that_decides_nothing_is_reported(capsys, data, tmp_path):
