@@ -40,7 +40,8 @@ _PACKAGES = ("penstock-loader", "torch", "hydra-core")
 INTERRUPTED, NOBODY_LISTENS = 130, 141  # as shells say of SIGINT and SIGPIPE
 # Hydra 1.4 has one way to behave, and warns of a program that names a version.
 _VERSION: Any = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
-_REFUSED = ("--config-path", "-cp", "--experimental-rerun")  # hides our groups; runs a pickle
+# They would hide our groups, and run a pickle.
+_REFUSED = (("--config-path", "config_path"), ("--experimental-rerun", "experimental_rerun"))
 _script: str | None = None  # that this process was started from
 getattr(OmegaConf, compose.register)("job_name", seams.job_name, replace=True)
 
@@ -82,42 +83,30 @@ def _start(argv: list[str], trust: Sequence[str], config_dir: str | None) -> Non
         from penstock.addons.starter import init
 
         sys.exit(init.run(argv[1:]))
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = compose.options()
     parser.add_argument("--trust", action="append", default=[])
-    parser.add_argument("--config-dir", "-cd", default=config_dir)
-    own, rest = parser.parse_known_args(argv)
-    before = os.environ.get(targets.VARIABLE)
+    args, unknown = parser.parse_known_intermixed_args(argv)
+    if unknown := [*unknown, *(option for option, name in _REFUSED if getattr(args, name))]:
+        raise ConfigError(_no_option(option, argv) for option in unknown)
+    before, folder = os.environ.get(targets.VARIABLE), args.config_dir or config_dir
     if not launch.is_of_ours():  # a rank suggests the command that its launcher was given
-        typed = [
-            *(["--trust", before] if before else ()),
-            *(one for one in argv if one not in rest),
-        ]
+        typed = [f"--trust={name}" for name in (before, *args.trust) if name]
+        typed += [f"--config-dir={args.config_dir}"] if args.config_dir else []
         os.environ[program.VARIABLE] = program.started(_script, typed)
-    os.environ[targets.VARIABLE] = ",".join(filter(None, [before, *trust, *own.trust]))
-    rest += ["--config-dir", own.config_dir] if own.config_dir else []
-    args, unknown = compose.options().parse_known_intermixed_args(rest)
-    places = {"config_dir": own.config_dir, "config_name": args.config_name or "config"}
-    flags = [word for word in rest if word not in args.overrides]
-    if unknown := unknown or [word for word in flags if word.startswith(_REFUSED)]:
-        raise ConfigError(_no_option(word, argv) for word in unknown)
+    os.environ[targets.VARIABLE] = ",".join(filter(None, [before, *trust, *args.trust]))
     if args.help:
-        put(_help(own.config_dir))
+        put(_help(folder))
     else:
-        _run_hydra(args, flags, places)
+        _run_hydra(args, [*compose.searched(folder), *args.overrides])
 
 
-def _run_hydra(args: argparse.Namespace, flags: list[str], places: dict[str, Any]) -> None:
-    """Let Hydra run the job or the jobs, or show what is asked for, once all is checked.
-
-    Args:
-        flags: Hydra's options, as typed.
-        places: where the configuration is composed from.
-    """
+def _run_hydra(args: argparse.Namespace, words: list[str]) -> None:
+    """Let Hydra run the job or the jobs, or show what is asked for, once all is checked."""
     import_trusted()
-    job, words, made, stack = execute, args.overrides, list[DictConfig](), ExitStack()
+    name, job, made, stack = args.config_name or "config", execute, list[DictConfig](), ExitStack()
     try:
         if args.cfg or args.info or args.hydra_help:
-            loaded, problems, _ = compose.load(words, **places)
+            loaded, problems, _ = compose.load(words, name)
             if problems:
                 raise ConfigError(problems)
             if args.cfg == "job":
@@ -126,22 +115,30 @@ def _run_hydra(args: argparse.Namespace, flags: list[str], places: dict[str, Any
         elif args.multirun:
             from penstock.addons.sweeps import sweep
 
-            words = [*words, stack.enter_context(sweep.running(words, **places))]
+            words = [*words, stack.enter_context(sweep.running(words, name))]
         elif not args.shell_completion:
-            config = compose.compose(*words, **places, begin=_announce, look=made.append)
+            config = compose.compose(*words, config_name=name, begin=_announce, look=made.append)
             job, words = _single(words, config, made[0].hydra)
     except ConfigError as error:
         error.told = world.launched_rank()[1] > 0  # the first rank of each machine reports it
         raise
+    flags = [
+        word
+        for option, value in vars(args).items()
+        if value and option not in ("overrides", "trust", "config_dir", "config_name")
+        for word in (f"--{option.replace('_', '-')}", value)
+        if word is not True
+    ]
     sys.argv = [sys.argv[0], *flags, *words]
     with stack:
-        hydra.main(str(compose.CONF), places["config_name"], **_VERSION)(job)()
+        hydra.main(str(compose.CONF), name, **_VERSION)(job)()
 
 
 def _no_option(option: str, argv: Sequence[str]) -> Problem:
     """The problem of an unknown option; most are keys, written as other programs take them."""
     name, _, value = option.partition("=")
-    value = value or next(iter(argv[argv.index(option) + 1 :]), "...")
+    after = argv[argv.index(option) + 1 :] if option in argv else ()
+    value = value or next(iter(after), "...")
     way = familiar.advice(name) or familiar.advice(name.strip("-"), value)
     keys = "; keys stand without dashes, as in batch.size=32"
     return Problem(name, f"there is no such option{way or keys}. All are in --help")
@@ -224,18 +221,10 @@ def execute(composed: DictConfig, config: Config | None = None) -> float | None:
         raise SystemExit(report(error)) from None
 
 
-def _places() -> dict[str, Any]:
-    """Where this job is composed from, also in a process of a launcher."""
-    job = HydraConfig.get()
-    sources = {one.provider: one.path for one in job.runtime.config_sources}
-    folder = {"config_dir": sources["command-line"]} if "command-line" in sources else {}
-    return {"config_name": str(job.job.config_name), **folder}
-
-
 def _composed(folder: Path) -> Config:
     """Our composition of a job of a sweep, whose folder Hydra has named."""
     import_trusted()
-    config = compose.compose(*overrides(), **_places())
+    config = compose.compose(*overrides(), config_name=str(HydraConfig.get().job.config_name))
     return config.model_copy(update={"run_dir": str(folder)})
 
 
@@ -247,9 +236,8 @@ def _run(config: Config) -> float | None:
         OmegaConf.save(OmegaConf.create(config.model_dump()), folder / "config.yaml")
         OmegaConf.save(OmegaConf.create(overrides()), folder / "overrides.yaml")
     if task.ranks and (count := launch.processes(config.distributed)):
-        options = [f"--{name.replace('_', '-')}={at}" for name, at in _places().items()]
         words = [*overrides(), program.override("run_dir", config.run_dir)]  # the last one counts
-        command = launch.this_program([*options, *words], _script)
+        command = launch.this_program([f"--config-name={job.job.config_name}", *words], _script)
         return launch.run(command, count, config.distributed.max_restarts)
     run = seams.function(task.run)
     if not gc.isenabled():

@@ -35,6 +35,7 @@ from yaml import YAMLError
 from penstock import program, seams
 from penstock.config import familiar, hydra, messages, targets
 from penstock.config.schema import TASK_KEYS, Config
+from penstock.distributed import preemption
 from penstock.errors import ConfigError, Problem
 
 # In a checkout, `pipeline/conf` is a link to the folder beside it.
@@ -51,8 +52,7 @@ utils.JobRuntime.instance().set("name", "run")
 def compose(
     *words: str,
     config_dir: str | None = None,
-    config_name: str | None = None,
-    config_path: str | None = None,
+    config_name: str = "config",
     begin: Callable[[Config], object] = lambda config: None,
     look: Callable[[DictConfig], object] = lambda made: None,
 ) -> Config:
@@ -63,7 +63,7 @@ def compose(
     Args:
         words: as on the command line, e.g. "sampler=weighted", "loader.num_workers=4".
         config_dir: a folder of groups of your own.
-        config_name, config_path: of a primary configuration of your own.
+        config_name: of a primary configuration of your own.
         begin: of the command line: gets the configuration before torch is imported for the later
             phases.
         look: gets what was composed, with Hydra's own section.
@@ -71,7 +71,8 @@ def compose(
     Raises:
         ConfigError: with everything that is wrong in the first phase that finds something.
     """
-    made, problems, files = load(words, config_dir, config_name, config_path)
+    words = (*searched(config_dir), *words)
+    made, problems, files = load(words, config_name)
     look(made)
     return accept(resolved(made, problems), problems, begin, words, files)
 
@@ -124,11 +125,13 @@ def _refuse(problems: Iterable[Problem]) -> None:
         raise ConfigError(each)
 
 
+def searched(config_dir: str | None) -> list[str]:
+    """The word that lets Hydra look for groups in a folder, if there is one."""
+    return [f"hydra.searchpath=[{program.literal(config_dir)}]"] if config_dir else []
+
+
 def load(
-    words: Sequence[str],
-    config_dir: str | None = None,
-    config_name: str | None = None,
-    config_path: str | None = None,
+    words: Sequence[str], config_name: str = "config"
 ) -> tuple[DictConfig, list[Problem], list[str]]:
     """Compose the choices among the words, and apply all others.
 
@@ -141,20 +144,20 @@ def load(
     Raises:
         ConfigError: no configuration comes of the choices.
     """
-    problems, overrides, name = list[Problem](), list[Override](), config_name or "config"
+    problems, overrides = list[Problem](), list[Override]()
     for word in words:
         with _noting(problems, word):
             overrides.append(parse(word))
     given: dict[str, Any] = {one.key_or_group: one.value() for one in overrides}
-    with _noting(problems, ""):
-        loader = open_loader(config_dir, config_path, name, given.get("hydra.searchpath") or ())
+    with preemption.held(), _noting(problems, ""):
+        loader = open_loader(given.get("hydra.searchpath") or (), config_name)
         choices = {
             str(one.input_line): one.key_or_group
             for one in overrides
             if loader.repository.group_exists(one.key_or_group)
             and (one.is_delete() or isinstance(one.value(), str | list))
         }
-        config = loader.load_configuration(name, list(choices), types.RunMode.RUN)
+        config = loader.load_configuration(config_name, list(choices), types.RunMode.RUN)
         if "_target_" in _raw(config.get("tracker")) and (
             sum(Path(one).parent.name == "tracker" for one in loader.files) > 1
         ):
@@ -170,7 +173,7 @@ def load(
             for folder in (path, path.parent.parent)  # of a checkpoint
             if (folder / "manifest.json").is_file()
         ][:1]:
-            fresh = _raw(loader.load_configuration(name, [], types.RunMode.RUN))
+            fresh = _raw(loader.load_configuration(config_name, [], types.RunMode.RUN))
             own = {
                 *("task", "run_dir", "resume", "resume_despite", "hydra", *TASK_KEYS),
                 *choices.values(),  # and what else this composition changes
@@ -209,7 +212,7 @@ def load(
     # Without an option that is not there, whatever else is wrong is found as well.
     rest = [one for one in words if re.split("[@=]", one.lstrip("+"))[0] != problems[-1].key]
     _refuse(problems if len(rest) == len(words) else ())
-    config, more, files = load(rest, config_dir, config_name, config_path)
+    config, more, files = load(rest, config_name)
     return config, [*problems, *more], files
 
 
@@ -268,19 +271,19 @@ def parse(word: str, loader: Any = None) -> Override:
     return one
 
 
-def open_loader(folder: str | None, path: str | None, name: str, more: Sequence[str]) -> _Loader:
+def open_loader(folders: Sequence[str], name: str) -> _Loader:
     """A loader that looks for groups in folders and in trusted packages alone."""
-    _refuse(hydra.search_path([path, folder, *more]))
-    search_path = create_config_search_path(path or str(CONF))
-    for place in filter(None, (folder, *more)):
-        search_path.prepend("command-line", place, "schema")
+    _refuse(hydra.search_path(folders))
+    search_path = create_config_search_path(str(CONF))
+    for folder in folders:
+        search_path.prepend("command-line", folder, "schema")
     loader = _Loader(search_path)
     _refuse(
         Problem("--config-dir", f"there is no folder {one.path}")
         for one in loader.get_sources()
         if not one.available()
     )
-    if (path or name != "config") and (primary := loader.repository.load_config(name)):
+    if name != "config" and (primary := loader.repository.load_config(name)):
         # A file of somebody else's, perhaps with a search path, which Hydra would follow.
         _refuse(hydra.search_path(OmegaConf.select(primary.config, "hydra.searchpath") or ()))
     return loader

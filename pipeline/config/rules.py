@@ -82,7 +82,7 @@ def _rows(config: Config) -> list[tuple[object, str, str]]:
         for _, node in walk(config.dataset, "dataset")
         for one in arguments(called(node)).values()
     )
-    both = data.validate and data.val_dataset is None and config.task in ("fit", "validate")
+    both = data.validates and data.val_dataset is None and config.task in ("fit", "validate")
     return [
         (
             is_stream(dataset) and not orders and sampler is not Sequential,

@@ -54,7 +54,8 @@ def test_a_wrong_configuration(here, task, capsys):
     assert command.main(["sampler=wieghted", "batch.size=0", "lodaer=fast"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("3 errors in the configuration:\n  sampler: has no 'wieghted'")
+    assert err.startswith("3 errors in the configuration:\n  sampler: ")
+    assert "did you mean 'weighted'" in err
     assert err.count("\n") == 4
     assert "Traceback" not in err
     assert command.main(["batch.size=0"]) == 2

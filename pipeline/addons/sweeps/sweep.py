@@ -219,7 +219,7 @@ def values_of(override: Any) -> list[str]:
 
 
 @contextmanager
-def running(words: Sequence[str], config_dir: str | None, config_name: str) -> Iterator[str]:
+def running(words: Sequence[str], config_name: str) -> Iterator[str]:
     """Check a command line with `-m`, and let Hydra run its jobs in here; the table follows.
 
     Yields:
@@ -235,10 +235,10 @@ def running(words: Sequence[str], config_dir: str | None, config_name: str) -> I
         way = f"run it with {program.text('-m')}, and not under torchrun or srun"
         raise ConfigError(f"a sweep starts the ranks of each of its jobs itself; {way}")
     os.environ["PENSTOCK_SWEEP"] = job_name([one for one in words if not one.startswith("hydra")])
-    loader = compose.open_loader(config_dir, None, config_name, ())
+    loader = compose.open_loader((), config_name)  # whose grammar is asked alone
     typed = [compose.parse(word, loader) for word in words]
     fixed = [str(one.input_line) for one in typed if not one.is_sweep_override()]
-    base, problems, _ = compose.load(fixed, config_dir, config_name)
+    base, problems, _ = compose.load(fixed, config_name)
     folders = compose.resolved(base.hydra.sweep, problems)
     if problems:
         raise ConfigError(problems)
@@ -259,7 +259,7 @@ def running(words: Sequence[str], config_dir: str | None, config_name: str) -> I
     for number, job in enumerate(itertools.zip_longest(*lines)):
         words = [one or several[0] for one, several in zip(job, lines, strict=True)]
         try:
-            compose.compose(*words, config_dir=config_dir, config_name=config_name)
+            compose.compose(*words, config_name=config_name)
         except ConfigError as error:
             where = f" (in the job {' '.join(filter(None, job))})" * bool(number)
             found = {**dict.fromkeys(error.problems, where), **found}
