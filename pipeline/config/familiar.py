@@ -206,7 +206,6 @@ GONE: dict[str, str] = {
     "trainer.progress=rich": "leave it out: a terminal shows progress by itself",
     "sweep.retries": "the same command tries failed jobs again",
     "--config-path": "it would hide our groups; --config-dir FOLDER --config-name NAME adds yours",
-    "--help keys": "see docs/keys.md; --cfg job prints every key with its value",
     "task=show": "open the run's report.html, or list runs with task=runs",
     "task=without": "find the addresses with task=where, and resume with bad_samples.quarantine",
     "task=verify": "task=diff, which ends with code 1 if two runs differ",

@@ -108,7 +108,7 @@ def test_merging_follows_the_rule_in_any_tree(old, new, tmp_path_factory):
     folder = tmp_path_factory.mktemp("conf")
     (folder / "old.yaml").write_text(yaml.safe_dump({"top": old}))
     (folder / "new.yaml").write_text(yaml.safe_dump({"defaults": ["old", "_self_"], "top": new}))
-    config, problems, _ = compose.load([], config_path=str(folder), config_name="new")
+    config, problems, _ = compose.load([f"hydra.searchpath=['{folder}']"], "new")
     values = compose.resolved(config, problems)
     assert values == {"top": expected(old, new)}, problems
 
