@@ -15,12 +15,12 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple, Protocol, TypeVar
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, NonNegativeFloat
 
 from penstock import seams
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import size_of
-from penstock.files.limits import DEFAULT, Count, FromZero, Index, Limits, Positive
+from penstock.files.limits import DEFAULT, Count, Index, Limits, PositiveFloat
 from penstock.files.paths import is_remote, local_path
 from penstock.terminal import progress
 
@@ -178,8 +178,8 @@ class Files:
         cache_dir: str = "data/cache/files",
         cache_size: str | int = "20GB",
         retries: Index = 5,
-        first_wait: FromZero = 1.0,
-        timeout: Positive = 60.0,
+        first_wait: NonNegativeFloat = 1.0,
+        timeout: PositiveFloat = 60.0,
         options: Mapping[Annotated[str, AfterValidator(_public)], object] | None = None,
         limits: Limits | None = None,
         concurrency: Count = 128,

@@ -40,7 +40,6 @@ KNOW_HYDRA = {
         for name in (
             "compose",
             "hydra",
-            "own_command",
         )
     ),
 }

@@ -34,7 +34,7 @@ from yaml import YAMLError
 
 from penstock import program, seams
 from penstock.config import familiar, hydra, messages, targets
-from penstock.config.schema import TASK_KEYS, Config
+from penstock.config.schema import Config
 from penstock.distributed import preemption
 from penstock.errors import ConfigError, Problem
 
@@ -175,7 +175,7 @@ def load(
         ][:1]:
             fresh = _raw(loader.load_configuration(config_name, [], types.RunMode.RUN))
             own = {
-                *("task", "run_dir", "resume", "resume_despite", "hydra", *TASK_KEYS),
+                *hydra.OF_A_START,
                 *choices.values(),  # and what else this composition changes
                 *(key for key, value in _raw(config).items() if value != fresh.get(key)),
             }
@@ -251,12 +251,16 @@ def parse(word: str, loader: Any = None) -> Override:
     try:
         one = OverridesParser.create(loader).parse_overrides([word.removeprefix("=")])[0]
     except errors.HydraException as error:
+        key, _, value = word.partition("=")
+        # What has no form of Hydra's is text: label == 2, outputs/lr=0.1.
+        if re.fullmatch(r"\+{0,2}\w[\w./@-]*", key, re.ASCII) and re.match(r"[^\[{'\"]", value):
+            return parse(program.override(key, value))
         raise ConfigError(
             Problem(
                 word,
                 f"cannot be parsed as key=value: {str(error).splitlines()[0]}; write key and value "
                 "as one word, without spaces, and text in quotes: "
-                + program.joined([program.override(*word.partition("=")[::2])])
+                + program.joined([program.override(key, value)])
                 + familiar.advice(f"--help {word}"),
             )
         ) from error

@@ -1,4 +1,5 @@
-"""Hydra's own section: what it may hold, as Hydra acts on it before any of our code runs.
+"""Hydra's own section: what it may hold, as Hydra acts on it before any of our code runs; and the
+overrides of the job that Hydra runs.
 
 A file may change the folders of runs and sweeps, the name of a job, how it logs, and launcher and
 sweeper by what installed plugins bring; the command line may change more. Whoever changes it: what
@@ -18,8 +19,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
+from penstock import program
 from penstock.config import targets
+from penstock.config.schema import TASK_KEYS
 from penstock.errors import Problem
+
+# What a command says for itself: what its task is asked, where it writes, how it is started.
+OF_A_START = ("task", "run_dir", "resume", "resume_despite", "hydra", *TASK_KEYS)
 
 _TRUSTED = ("callbacks", "job_logging", "hydra_logging")  # may call a package that is trusted
 _ACTS = (*_TRUSTED, "launcher", "sweeper")
@@ -137,3 +143,18 @@ def overrides() -> list[str]:
     # A job of a sweep may run where no command line was, so it brings where groups are looked for.
     searched = [word for word in given["hydra"] if word.lstrip("+").startswith("hydra.searchpath=")]
     return [*given["task"], *searched]
+
+
+def is_job() -> bool:
+    """Whether this is a job of a sweep, which keeps a folder for each."""
+    return HydraConfig.initialized() and str(HydraConfig.get().mode) == "RunMode.MULTIRUN"
+
+
+def of_run(words: Sequence[str]) -> list[str]:
+    """Overrides without those of a task, of where it writes, and of how it is started."""
+    return [word for word in words if re.split(r"[=./@]", word.lstrip("+~"))[0] not in OF_A_START]
+
+
+def command_line(*words: str) -> str:
+    """This job's command with other words for what its task is asked, to be pasted."""
+    return program.text(*of_run(overrides()), *words)

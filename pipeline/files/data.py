@@ -25,16 +25,12 @@ def read_file(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> bytes:
 
     Raises:
         DataError: it is larger; the message begins with "it has".
-        OSError: it is missing, a folder, or may not be read, or its name is not valid.
+        OSError: it is missing, a folder, or may not be read.
     """
-    try:
-        with open(path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > limits.record_bytes:
-                raise DataError(f"it has {limits.refusal('record_bytes', f'{size} bytes')}")
-            return file.readall()
-    except ValueError as error:  # a zero byte in the name
-        raise OSError(0, f"the name is not valid ({error})", repr(path)) from error
+    with open(path, "rb", buffering=0) as file:
+        if (size := os.fstat(file.fileno()).st_size) > limits.record_bytes:
+            raise DataError(f"it has {limits.refusal('record_bytes', f'{size} bytes')}")
+        return file.readall()
 
 
 def records(

@@ -19,7 +19,8 @@ from typing import Any, BinaryIO
 
 from penstock.errors import PenstockError
 
-_LEFTOVER = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
+# What a killed writer has left, or a live one writes to.
+LEFTOVER = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _CAUSES = {
     errno.EMFILE: "as many files are open as this process may have (ulimit -n). Raise that limit",
     errno.ENFILE: "as many files are open as this machine may have. Close some",
@@ -43,8 +44,11 @@ def writing(path: Path, kind: type[PenstockError] = DiskError) -> Iterator[None]
     try:
         yield
     except OSError as error:
-        cause = _CAUSES.get(error.errno or 0, f"{error.strerror or error}. Check the disk")
-        raise kind(f"{path} cannot be written: {cause}; what was there before is whole") from error
+        raise kind(
+            f"{path} cannot be written: "
+            + _CAUSES.get(error.errno or 0, f"{error.strerror or error}. Check the disk")
+            + "; what was there before is whole"
+        ) from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -81,11 +85,6 @@ def beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
-def is_leftover(path: Path) -> bool:
-    """Whether a killed writer has left `path`, or a live one writes to it."""
-    return _LEFTOVER.fullmatch(path.name) is not None
-
-
 def prepare(folder: Path, kind: type[PenstockError] = DiskError, idle: float = 600.0) -> None:
     """Make a folder to write to, and delete what killed writers left in it.
 
@@ -98,7 +97,7 @@ def prepare(folder: Path, kind: type[PenstockError] = DiskError, idle: float = 6
     """
     with writing(folder, kind):
         folder.mkdir(parents=True, exist_ok=True)
-    for path in filter(is_leftover, folder.iterdir()):
+    for path in (one for one in folder.iterdir() if LEFTOVER.fullmatch(one.name)):
         with suppress(OSError):  # somebody else was faster, or has the right to
             if path.lstat().st_mtime <= time.time() - idle:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -128,27 +127,21 @@ def append(path: Path, lines: Iterable[str]) -> None:
             raise
 
 
-def cut(path: Path, keep: Callable[[Any], bool]) -> int:
+def cut(path: Path, keep: Callable[[Any], bool]) -> None:
     """Drop the records of a .jsonl file after the last one that `keep` accepts.
 
     A record that a killed process wrote in part is dropped, too. Records are read from the end, up
     to the one that stays.
 
-    Returns:
-        The number of bytes dropped.
-
     Raises:
         DiskError: the file cannot be written.
     """
-    if not path.exists():
-        return 0
-    with writing(path), path.open("rb+") as file:
-        lines, dropped = file.readlines(), 0
+    with writing(path), suppress(FileNotFoundError), path.open("rb+") as file:
+        lines = file.readlines()
         while lines:
             with suppress(ValueError, KeyError, TypeError):  # a line that was written in part
                 if lines[-1].endswith(b"\n") and keep(json.loads(lines[-1])):
                     break
-            dropped += len(lines.pop())
-        file.truncate(file.tell() - dropped)
+            lines.pop()
+        file.truncate(sum(map(len, lines)))
         os.fsync(file.fileno())
-    return dropped

@@ -21,8 +21,6 @@ Seed = Annotated[
     int, Field(ge=0, le=(1 << 64) - 1)
 ]  # keys are 64 bits: a larger seed would be another
 Fraction = Annotated[float, Field(ge=0, le=1)]
-FromZero = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
 
 
 class Limits(BaseModel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,16 @@ def read_weights_as_tensors() -> None:
 
 def _tensors_of(weights: Any, *args: Any, **options: Any) -> dict[str, Any]:
     path = Path(torch.hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
-    options["weights_only"] = True
     try:
-        return torch.hub.load_state_dict_from_url(weights.url, *args, **options)
+        return torch.hub.load_state_dict_from_url(weights.url, *args, **options, weights_only=True)
     except OSError as error:  # urllib's are of that kind
         raise UnreachableError(
             f"the pretrained weights {path.name} cannot be fetched ({one_line(error)}). Download "
             f"{weights.url} where that host can be reached, and put it into {path.parent}; or set "
             "weights to null to start from random ones"
         ) from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = (
-            f"{path} holds more than tensors, or is damaged ({one_line(error)[:200]}), so it is "
-            "not read; delete it to download it again"
-        )
-        raise ConfigError(Problem("weights", reason)) from error
+    except Exception as error:
+        reason = f"{path} holds more than tensors, or is damaged ({one_line(error)[:200]})"
+        raise ConfigError(
+            Problem("weights", f"{reason}; delete it to download it again")
+        ) from error

@@ -19,7 +19,7 @@ from types import TracebackType
 
 from penstock.distributed.group import Group
 from penstock.files.disk import beside, prepare, sync_folder, writing
-from penstock.files.limits import Count, Positive
+from penstock.files.limits import Count, PositiveFloat
 from penstock.runs import checkpoint_file
 from penstock.runs.checkpoint_file import load, save
 from penstock.runs.run_state import CheckpointError, NoCheckpointError, State, encode
@@ -69,7 +69,7 @@ class Checkpoints:
         background: bool = False,
         every_epochs: Count = 1,
         every_steps: Count | None = None,
-        every_minutes: Positive | None = None,
+        every_minutes: PositiveFloat | None = None,
     ) -> None:
         self.folder = folder
         self.keep_last = keep_last

@@ -37,7 +37,7 @@ import penstock
 from penstock import program
 from penstock.distributed.world import usable_cpus
 from penstock.errors import ConfigError, PenstockError, Problem
-from penstock.files.disk import append, beside, cut, is_leftover, prepare, write_atomically, writing
+from penstock.files.disk import LEFTOVER, append, beside, cut, prepare, write_atomically, writing
 from penstock.files.locks import lock
 from penstock.loading.known_by import CONTENT, KNOWN_BY, relation
 from penstock.runs.manifest import PACKAGES, has_manifest, read_manifest
@@ -350,7 +350,9 @@ def _take(folder: Path) -> FileIO | None:
     # A run that was killed while it claimed the folder left an empty manifest, and maybe these.
     begun = (folder / "manifest.json").exists() and not has_manifest(folder)
     free = (*_OF_OTHERS, *(("manifest.json", "config.yaml") if begun else ()))
-    if any(path.name not in free and not is_leftover(path) for path in folder.iterdir()):
+    if any(
+        path.name not in free and not LEFTOVER.fullmatch(path.name) for path in folder.iterdir()
+    ):
         return None
     held = take(folder)
     if held is None:

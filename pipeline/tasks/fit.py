@@ -22,7 +22,7 @@ from torch import nn
 
 from penstock import program, seams
 from penstock.build.training import TrainingParts
-from penstock.config.own_command import command_line, is_job
+from penstock.config.hydra import command_line, is_job
 from penstock.config.schema import Config
 from penstock.distributed.group import Group, join
 from penstock.distributed.parallel import Parallel, prepare

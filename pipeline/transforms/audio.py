@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import Count, Fraction, Index, Positive
+from penstock.files.limits import Count, Fraction, Index, PositiveFloat
 from penstock.transforms.resampling import resample
 
 Sample = dict[str, Any]
@@ -63,7 +63,7 @@ class RandomCrop:
         fields: cropped at the same place; all of one length.
     """
 
-    def __init__(self, seconds: Positive, fields: Sequence[str] = ("audio",)) -> None:
+    def __init__(self, seconds: PositiveFloat, fields: Sequence[str] = ("audio",)) -> None:
         self.seconds = seconds
         self.fields = tuple(fields)
 
@@ -87,7 +87,7 @@ class PadOrCrop:
     """
 
     def __init__(
-        self, seconds: Positive, random: bool = False, fields: Sequence[str] = ("audio",)
+        self, seconds: PositiveFloat, random: bool = False, fields: Sequence[str] = ("audio",)
     ) -> None:
         self.seconds = seconds
         self.random = random
@@ -223,7 +223,7 @@ class LogMel:
         f_min: float = 20.0,
         f_max: float | None = None,
         scale: Scale = "slaney",
-        floor: Positive = 1e-6,
+        floor: PositiveFloat = 1e-6,
         field: str = "audio",
         output: str = "features",
         keep: bool = False,
@@ -346,7 +346,7 @@ def _between(low: float, high: float) -> float:
     return low + (high - low) * torch.rand(()).item()
 
 
-def _frames(seconds: Positive, rate: int) -> int:
+def _frames(seconds: PositiveFloat, rate: int) -> int:
     return max(1, round(seconds * rate))
 
 

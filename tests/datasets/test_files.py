@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock import compose
 from penstock.datasets.files import FileInfo, Files, parse_size
 from penstock.errors import ConfigError, DataError
 
@@ -28,8 +29,8 @@ def test_what_is_no_size_is_refused(text):
 
 @pytest.mark.parametrize("name", ["retries", "first_wait", "timeout"])
 def test_what_is_no_patience_is_refused(name):
-    with pytest.raises(ConfigError, match=f"{name}: -1; allowed"):
-        Files(**{name: -1})
+    with pytest.raises(ConfigError, match=f"files.{name}: .*got -1"):
+        compose(f"files.{name}=-1")
 
 
 def test_paths_of_this_machine_are_read_where_they_are(tmp_path, monkeypatch):

@@ -142,7 +142,7 @@ def test_content_and_name_are_flushed(tmp_path, monkeypatch):
         os, "fsync", lambda d: (flushed.append(Path(f"/proc/self/fd/{d}").readlink()), fsync(d))
     )
     write_atomically(tmp_path / "a", b"1")
-    assert disk.is_leftover(flushed[0])
+    assert disk.LEFTOVER.fullmatch(flushed[0].name)
     assert flushed[1] == tmp_path
 
 
@@ -176,15 +176,16 @@ def test_cut_at_every_length_of_a_file(tmp_path):
     data = path.read_bytes()
     for length in range(len(data) + 1):
         path.write_bytes(data[:length])
-        assert cut(path, lambda line: line["n"] < 3) == length - path.stat().st_size
+        cut(path, lambda line: line["n"] < 3)
         whole = data[:length].count(b"\n")
         assert path.read_text().splitlines() == lines[: min(whole, 3)]
 
 
 def test_cut_of_nothing(tmp_path):
-    assert cut(tmp_path / "absent", lambda line: True) == 0
     (tmp_path / "empty").touch()
-    assert cut(tmp_path / "empty", lambda line: True) == 0
+    for name in ("absent", "empty"):
+        cut(tmp_path / name, lambda line: True)
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
 def test_cut_reads_only_the_end(tmp_path, monkeypatch):

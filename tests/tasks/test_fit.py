@@ -11,7 +11,7 @@ import torch
 
 from penstock import command
 from penstock.addons.sweeps.sweep import jobs_of
-from penstock.config import own_command
+from penstock.config import hydra
 from penstock.distributed.world import World
 from penstock.errors import ConfigError
 from penstock.runs import checkpoint
@@ -341,8 +341,8 @@ def test_an_epoch_that_is_no_multiple_of_accumulate_is_told(faces, capsys, tmp_p
 
 def test_trust_and_folders_are_part_of_the_command_to_paste(monkeypatch):
     monkeypatch.setenv("PENSTOCK_COMMAND", "python run.py --trust mine")
-    monkeypatch.setattr(own_command, "overrides", lambda: ["task=fit", "model.name=a b", "epoch=3"])
-    assert own_command.command_line("task=replay") == (
+    monkeypatch.setattr(hydra, "overrides", lambda: ["task=fit", "model.name=a b", "epoch=3"])
+    assert hydra.command_line("task=replay") == (
         "python run.py --trust mine 'model.name=a b' task=replay"
     )
     assert "hydra" in sys.modules  # tasks may know it

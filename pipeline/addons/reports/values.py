@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock import program
-from penstock.config.own_command import of_run
+from penstock.config.hydra import of_run
 from penstock.order.skipped import Skipped
 from penstock.runs.record import RunRecord
 

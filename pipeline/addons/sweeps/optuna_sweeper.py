@@ -26,7 +26,7 @@ from hydra.plugins.sweeper import Sweeper
 from optuna.trial import TrialState
 
 from penstock.addons.sweeps.sweep import FINISHED, PRUNING, Job, job_name, values_of
-from penstock.files.limits import Count, Index, Positive
+from penstock.files.limits import Count, Index, PositiveFloat
 from penstock.terminal import say
 from penstock.training.observer import Observer, Record
 
@@ -81,7 +81,7 @@ class OptunaSweeper(Sweeper):
         startup: Index,
         warmup: Count,
         seed: Index,
-        timeout: Positive | None = None,
+        timeout: PositiveFloat | None = None,
     ) -> None:
         """Run the trials of the study in a folder; the section `sweep.optuna`.
 

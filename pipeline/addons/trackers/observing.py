@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 
 from penstock.addons.trackers.tracker import Points, TrackedRun, Tracker, measured, points
-from penstock.config.own_command import is_job
+from penstock.config.hydra import is_job
 from penstock.config.targets import make
 from penstock.errors import ConfigError
 from penstock.runs.only_shown import only_shown, reason

@@ -27,7 +27,7 @@ from penstock.distributed.group import Group
 from penstock.distributed.world import World, from_environment
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.disk import write_atomically
-from penstock.files.limits import Positive
+from penstock.files.limits import PositiveFloat
 from penstock.loading.loader import Loader
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks.fit import make_options, spare_cores
@@ -85,8 +85,8 @@ def rates_and_losses(
     train: Loader,
     steps: int,
     /,
-    lowest: Positive = 1e-7,
-    highest: Positive = 1.0,
+    lowest: PositiveFloat = 1e-7,
+    highest: PositiveFloat = 1.0,
 ) -> Iterator[tuple[float, float]]:
     """The learning rate and the mean loss before each optimizer step, until the loss explodes.
 

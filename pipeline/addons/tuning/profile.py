@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 
 from penstock.build.training import TrainingParts
-from penstock.config.own_command import command_line
+from penstock.config.hydra import command_line
 from penstock.config.schema import Config
 from penstock.distributed.group import Group
 from penstock.distributed.parallel import Parallel, prepare
