@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import PositiveFloat as PositiveFloat
 
 LARGEST = (1 << 63) - 1
 

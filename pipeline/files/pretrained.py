@@ -25,7 +25,9 @@ def read_weights_as_tensors() -> None:
 def _tensors_of(weights: Any, *args: Any, **options: Any) -> dict[str, Any]:
     path = Path(torch.hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
     try:
-        return torch.hub.load_state_dict_from_url(weights.url, *args, **options, weights_only=True)
+        return torch.hub.load_state_dict_from_url(
+            weights.url, *args, **{**options, "weights_only": True}
+        )
     except OSError as error:  # urllib's are of that kind
         raise UnreachableError(
             f"the pretrained weights {path.name} cannot be fetched ({one_line(error)}). Download "
