@@ -90,8 +90,8 @@ def _start(argv: list[str], trust: Sequence[str], config_dir: str | None) -> Non
         raise ConfigError(_no_option(option, argv) for option in unknown)
     before, folder = os.environ.get(targets.VARIABLE), args.config_dir or config_dir
     if not launch.is_of_ours():  # a rank suggests the command that its launcher was given
-        typed = [f"--trust={name}" for name in (before, *args.trust) if name]
-        typed += [f"--config-dir={args.config_dir}"] if args.config_dir else []
+        typed = [word for name in (before, *args.trust) if name for word in ("--trust", name)]
+        typed += ["--config-dir", args.config_dir] if args.config_dir else []
         os.environ[program.VARIABLE] = program.started(_script, typed)
     os.environ[targets.VARIABLE] = ",".join(filter(None, [before, *trust, *args.trust]))
     if args.help:

@@ -35,8 +35,7 @@ try:
     map_descriptor: Any = torch.UntypedStorage._new_shared_fd_cpu  # type: ignore[attr-defined]
     # The storage keeps its descriptor open.
     descriptor_and_size: Any = torch.UntypedStorage._share_fd_cpu_
-    # Uninitialised. Torch's own: `share_by` replaces it in torch, and not here.
-    shared_storage: Any = torch.UntypedStorage._new_shared
+    _new_shared: Any = torch.UntypedStorage._new_shared
 except (ImportError, AttributeError) as error:
     raise ImportError(
         f"torch {torch.__version__} differs inside from 2.15, which Penstock was tested with: "
@@ -73,6 +72,11 @@ def worker_info(info: Any) -> Iterator[None]:
         _worker._worker_info = kept
 
 
+def shared_storage(size: int) -> Any:
+    """CPU memory of `size` bytes, uninitialised, that `share_by` or torch itself makes."""
+    return torch.UntypedStorage._new_shared(size)
+
+
 def share_by(make: Callable[[int], Any]) -> None:
     """Let `make(size)` give all of torch's own shared CPU memory in this process.
 
@@ -83,6 +87,6 @@ def share_by(make: Callable[[int], Any]) -> None:
         strategy = torch.multiprocessing.get_sharing_strategy()
         if size and strategy == "file_descriptor" and torch.device(device).type == "cpu":
             return make(size)
-        return shared_storage(size, device=device)
+        return _new_shared(size, device=device)
 
     torch.UntypedStorage._new_shared = classmethod(made)  # type: ignore[assignment]

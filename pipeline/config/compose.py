@@ -192,10 +192,18 @@ def load(
                 known = [name for name, _ in hydra.nodes(OmegaConf.to_container(config), "")]
                 if key not in known and not one.is_add() and not one.is_force_add():
                     hint = familiar.advice(key, typed.partition("=")[2] or "...") or (
-                        messages.nearest(key, [*known, *config.hydra.runtime.choices])
+                        messages.nearest(
+                            key,
+                            [
+                                *(name for name in known if not key.startswith(f"{name}.")),
+                                *config.hydra.runtime.choices,
+                            ],
+                        )
                         + f"; to add one: {typed!r}"
                     )
                     raise ConfigError(Problem(key, f"unknown key{hint}"))
+                if one.is_delete() and value is None:
+                    OmegaConf.update(config, key, "", merge=False)  # Hydra 1.3 finds no null
                 if isinstance(value, dict) and not one.is_delete():
                     OmegaConf.update(addition := OmegaConf.create(), key, value)
                     _make_way(config, addition)

@@ -27,7 +27,7 @@ def test_what_is_no_size_is_refused(text):
         Files(cache_size=text)
 
 
-@pytest.mark.parametrize("name", ["retries", "first_wait", "timeout"])
+@pytest.mark.parametrize("name", ["retries", "first_wait", "timeout", "concurrency"])
 def test_what_is_no_patience_is_refused(name):
     with pytest.raises(ConfigError, match=f"files.{name}: .*got -1"):
         compose(f"files.{name}=-1")

@@ -261,7 +261,7 @@ def test_a_wait_that_is_longer_than_patience_is_no_leave_to_ask_all_at_once(tmp_
     assert max(most) <= 4, "two, and a little more with each good answer"
 
 
-@pytest.mark.parametrize(("key", "value"), [("concurrency", 0), ("ahead", "much"), ("ahead", -1)])
+@pytest.mark.parametrize(("key", "value"), [("ahead", "much"), ("ahead", -1)])
 def test_what_is_no_pace_is_refused(key, value):
     with pytest.raises(ConfigError, match=f"{key}: '?{value}'?; allowed"):
         Files(**{key: value})

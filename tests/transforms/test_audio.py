@@ -459,11 +459,11 @@ def test_wrong_settings(make, match):
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ("features.hop=0", "got 0, expected greater than or equal to 1"),
-        ("features.scale=bark", "got 'bark', expected 'htk' or 'slaney'"),
-        ("crop.seconds=0", "got 0, expected greater than 0"),
-        ("noise.p=2", "got 2, expected less than or equal to 1"),
-        ("mask.bands=-1", "got -1, expected greater than or equal to 0"),
+        ("features.hop=0", "Input should be greater than or equal to 1, got 0"),
+        ("features.scale=bark", "Input should be 'htk' or 'slaney', got 'bark'"),
+        ("crop.seconds=0", "Input should be greater than 0, got 0"),
+        ("noise.p=2", "Input should be less than or equal to 1, got 2"),
+        ("mask.bands=-1", "Input should be greater than or equal to 0, got -1"),
     ],
 )
 def test_settings_out_of_range_are_refused_with_their_key(setting, expected):
