@@ -17,6 +17,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -150,16 +152,18 @@ def load(
             overrides.append(parse(word))
     given: dict[str, Any] = {one.key_or_group: one.value() for one in overrides}
     with preemption.held(), _noting(problems, ""):
-        loader = open_loader(given.get("hydra.searchpath") or (), config_name)
+        folders = given.get("hydra.searchpath") or ()
+        loader = open_loader(folders, config_name)
         choices = {
             str(one.input_line): one.key_or_group
             for one in overrides
             if loader.repository.group_exists(one.key_or_group)
             and (one.is_delete() or isinstance(one.value(), str | list))
         }
-        config = loader.load_configuration(config_name, list(choices), types.RunMode.RUN)
+        read = partial(_composed, tuple(folders), config_name, _state(folders))
+        config, files = deepcopy(read(*choices))
         if "_target_" in _raw(config.get("tracker")) and (
-            sum(Path(one).parent.name == "tracker" for one in loader.files) > 1
+            sum(Path(one).parent.name == "tracker" for one in files) > 1
         ):
             problems.append(
                 Problem(
@@ -173,7 +177,7 @@ def load(
             for folder in (path, path.parent.parent)  # of a checkpoint
             if (folder / "manifest.json").is_file()
         ][:1]:
-            fresh = _raw(loader.load_configuration(config_name, [], types.RunMode.RUN))
+            fresh = _raw(read()[0])
             own = {
                 *hydra.OF_A_START,
                 *choices.values(),  # and what else this composition changes
@@ -216,7 +220,7 @@ def load(
         if "run_dir" not in given and not re.match(r"\.$|outputs/\$\{now:|.*\$\{run_dir", folder):
             config.run_dir = folder
         problems += hydra.problems(config.hydra, overrides)
-        return config, problems, loader.files
+        return config, problems, files
     # Without an option that is not there, whatever else is wrong is found as well.
     rest = [one for one in words if re.split("[@=]", one.lstrip("+"))[0] != problems[-1].key]
     _refuse(problems if len(rest) == len(words) else ())
@@ -299,6 +303,22 @@ def open_loader(folders: Sequence[str], name: str) -> _Loader:
         # A file of somebody else's, perhaps with a search path, which Hydra would follow.
         _refuse(hydra.search_path(OmegaConf.select(primary.config, "hydra.searchpath") or ()))
     return loader
+
+
+@lru_cache(maxsize=16)
+def _composed(
+    folders: tuple[str, ...], name: str, state: object, *choices: str
+) -> tuple[DictConfig, list[str]]:
+    """What Hydra makes of choices, and its files. It takes 0.1 s, and a sweep asks for each job."""
+    loader = open_loader(folders, name)
+    return loader.load_configuration(name, list(choices), types.RunMode.RUN), loader.files
+
+
+def _state(folders: Iterable[str]) -> tuple[object, ...]:
+    """What a composition depends on besides: the working folder, and when files were written."""
+    places = [CONF, *(Path(folder.removeprefix("file://")) for folder in folders)]
+    files = [path for place in places for path in place.rglob("*.yaml")]
+    return Path.cwd(), *((path, path.stat().st_mtime_ns) for path in files)
 
 
 class _Loader(ConfigLoaderImpl):
