@@ -279,6 +279,9 @@ def _chosen(decoder: str) -> Literal["native", "pure"]:
                 "compiler and install Penstock again, or set decoder=pure",
             )
         )
+    if decoder == "auto" and native_images.jpeg() is None:
+        missing = "the native decoder was not built; it needs libjpeg-dev and a C compiler"
+        notices.setdefault("decoder", f"JPEG files are decoded in Python: {missing}")
     return "pure" if decoder == "pure" or native_images.jpeg() is None else "native"
 
 
