@@ -1,31 +1,40 @@
-"""torchmetrics, of which a run needs a few classes.
+"""Packages of others whose import takes long, and of which a first step needs next to nothing.
 
-Its package imports all of its metrics, with scipy and transformers where these are installed: 1 s
-of CPU, or a third of a first step. After `install`, the packages `torchmetrics` and
-`torchmetrics.functional` are in `sys.modules` before their code has run, and a module inside is
-imported alone. The code runs when something is asked for that is not there: nothing is missing.
+    torchmetrics    1 s of CPU: its package imports all metrics, with scipy and transformers where
+                    these are installed, and a configuration names a few
+    torch._dynamo   0.7 s, with sympy: torchvision and torch's optimizers ask it for three
+                    functions, which do nothing where nothing is compiled
+
+After `install`, they are in `sys.modules` before their code has run. The code runs when something
+is asked for that is not there: nothing is missing. A module inside of torchmetrics is imported
+alone; one of the compiler's after its package.
 
 The command line alone calls `install`; in a program of somebody's own, imports are theirs. Tested
-with torchmetrics 1.9.
+with torchmetrics 1.9 and torch 2.15.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from functools import wraps
 from importlib import import_module
+from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 from threading import RLock
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 _running = RLock()
+_DYNAMO = "torch._dynamo"
 
 
 class _Late(ModuleType):
     def __getattr__(self, name: str) -> Any:
-        # The module `warnings`, for one, asks this of all modules, and needs no metrics for it.
-        if name in ("__warningregistry__", "__wrapped__"):
+        # The module `warnings`, for one, asks this of all modules, and needs no code for it; each
+        # `from a.b import c` asks whether b is a package.
+        own = vars(self).get("_waiting", {})
+        if name in {"__warningregistry__", "__wrapped__", "__path__"} - own.keys():
             raise AttributeError(name)
         if inside := sys.modules.get(f"{self.__name__}.{name}"):
             return inside
@@ -33,17 +42,57 @@ class _Late(ModuleType):
         if (self.__name__, name) == ("torchmetrics", "Metric"):
             return import_module("torchmetrics.metric").Metric
         with _running:  # another thread waits until all of it is there
-            import_module("torchmetrics.utilities")  # in another order, it and `metric` fail
-            if vars(self).pop("_is_waiting", False):
+            if self.__name__.startswith("torchmetrics"):
+                import_module("torchmetrics.utilities")  # in another order, it and `metric` fail
+            elif self.__name__ != _DYNAMO:
+                _ = sys.modules[_DYNAMO].__path__  # runs the package's code, which comes first
+            if vars(self).pop("_waiting", None) is not None:
+                vars(self).update(own)
                 self.__loader__.exec_module(self)  # type: ignore[union-attr]
         return super().__getattribute__(name)
 
 
+def _disable(function: Any = None, *arguments: Any, **options: Any) -> Any:
+    """As torch's: a function that is not compiled. Until there is a compiler, none is."""
+    compiler = sys.modules[_DYNAMO]
+    if not isinstance(function, FunctionType):
+        _ = compiler.config  # runs its code, and `disable` is torch's own
+        return compiler.disable(function, *arguments, **options)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        disable = None if "_waiting" in vars(compiler) else compiler.disable
+        own = disable(function, *arguments, **options) if disable else function
+        return own(*args, **kwargs)
+
+    vars(call)["_torchdynamo_disable"] = True  # by which the compiler knows it
+    return call
+
+
+def _is_compile_supported(device: Any) -> Any:
+    utilities = sys.modules[f"{_DYNAMO}.utils"]
+    _ = utilities.counters  # runs its code
+    return utilities.is_compile_supported(device)
+
+
 def install() -> None:
-    """Let torchmetrics be imported late, from now on, unless it is there."""
+    """Let these be imported late, from now on, unless they are there."""
     for name in ("torchmetrics", "torchmetrics.functional", "torchmetrics.metric"):
         if name not in sys.modules and (spec := find_spec(name)):
-            module = sys.modules[name] = module_from_spec(spec)
-            module.__class__ = _Late
             # What modules inside ask the package for.
-            vars(module).update(_is_waiting=True, _logger=logging.getLogger("torchmetrics"))
+            _put(spec, {"_logger": logging.getLogger("torchmetrics")})
+    if "torch" not in sys.modules and (torch := find_spec("torch")):
+        spec = PathFinder.find_spec(_DYNAMO, torch.submodule_search_locations)
+        nothing = {"disable": _disable, "graph_break": lambda *args, **options: None}
+        compiler = _put(spec, nothing)
+        compiler._waiting["__path__"] = path = vars(compiler).pop("__path__")
+        utilities = PathFinder.find_spec(f"{_DYNAMO}.utils", path)
+        _put(utilities, {"is_compile_supported": _is_compile_supported})
+
+
+def _put(spec: Any, names: dict[str, Any]) -> Any:
+    module: Any = module_from_spec(spec)
+    module.__class__ = _Late
+    vars(module).update(names, _waiting={})
+    sys.modules[spec.name] = module
+    return module

@@ -1,4 +1,4 @@
-"""torchmetrics is imported when it is asked for: it is whole, and is there only then."""
+"""torchmetrics and torch's compiler are imported when they are asked for, and are whole then."""
 
 import subprocess
 import sys
@@ -42,3 +42,31 @@ def test_late_packages_are_whole_when_they_are_asked_for():
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert not done.returncode, done.stderr
+
+
+COMPILES = """
+import sys
+from penstock import late_imports
+late_imports.install()
+import torch, torchvision
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+waits = [name for name, one in sys.modules.items() if "_waiting" in vars(one)]
+assert {"torch._dynamo", "torch._dynamo.utils"} <= {*waits}, waits
+print(torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(2)).tolist())
+optimizer.step()
+boxes = torch.tensor([[0, 0.0, 0, 4, 4]])
+print(torchvision.ops.roi_align(torch.ones(1, 3, 8, 8), boxes, 2).shape)
+import torch._dynamo.eval_frame
+print(torch._dynamo.disable.__module__)
+"""
+
+
+def test_torchs_compiler_comes_when_something_is_compiled():
+    words = [sys.executable, "-c", COMPILES]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    shape = "torch.Size([1, 3, 2, 2])"
+    assert done.stdout.splitlines() == ["[3.0, 3.0]", shape, "torch._dynamo.decorators"]
