@@ -99,13 +99,14 @@ class OptunaSweeper(Sweeper):
                     return
                 values = chosen(known, space, sampler, startup, seed)
                 # One line of the journal, so that a kill leaves all of it, or nothing.
-                new = optuna.trial.create_trial(
-                    state=TrialState.RUNNING,
-                    params=values,
-                    distributions=space,
-                    user_attrs={"job": job_name(self._words(values))},
+                study.add_trial(
+                    optuna.trial.create_trial(
+                        state=TrialState.RUNNING,
+                        params=values,
+                        distributions=space,
+                        user_attrs={"job": job_name(self._words(values))},
+                    )
                 )
-                study.add_trial(new)
             self._run(study, study.get_trials()[len(known)])
 
     def _words(self, values: dict[str, Any]) -> list[str]:
@@ -118,8 +119,12 @@ class OptunaSweeper(Sweeper):
         if job.status in (*FINISHED, "failed"):
             sign = -1 if job.manifest.get("mode") == "max" else 1  # the study minimises
             value = None if job.status != "done" or job.value is None else sign * job.value
-            ends = {"pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
-            study.tell(trial.number, value, state=ends.get(job.status), skip_if_finished=True)
+            study.tell(
+                trial.number,
+                value,
+                state={"pruned": TrialState.PRUNED, "failed": TrialState.FAIL}.get(job.status),
+                skip_if_finished=True,
+            )
 
 
 # The name by which Hydra knows it, see `register`.
