@@ -343,7 +343,10 @@ TRAINING = [
 
 
 def program(out, arguments):
-    """A run in a process of its own, which leaves its words in a file."""
+    """A run in a process of its own, which leaves its words in a file.
+
+    It is no fork: torch refuses to learn in one if a test before has used autograd's threads.
+    """
     os.setsid()
     with out.open("w") as sys.stdout:
         sys.stderr = sys.stdout
@@ -354,7 +357,7 @@ def program(out, arguments):
 
 
 def started(out, arguments):
-    process = multiprocessing.get_context("fork").Process(target=program, args=(out, arguments))
+    process = multiprocessing.get_context("spawn").Process(target=program, args=(out, arguments))
     process.start()
     return process
 
