@@ -18,8 +18,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, cast
 
 from hydra import __version__, errors, types, version
@@ -43,6 +44,7 @@ from penstock.errors import ConfigError, Problem
 # In a checkout, `pipeline/conf` is a link to the folder beside it.
 CONF = (Path(__file__).resolve().parent.parent / "conf").resolve()
 options = get_args_parser  # of Hydra's command line
+_COPYING = Lock()  # OmegaConf's deepcopy writes into what it copies
 # OmegaConf 2.4, which Hydra 1.4 needs, has another name for it.
 register = "register_new_resolver" if __version__.startswith("1.3.") else "register_resolver"
 if __version__.startswith("1.3."):  # 1.4 has one behaviour
@@ -160,8 +162,7 @@ def load(
             if loader.repository.group_exists(one.key_or_group)
             and (one.is_delete() or isinstance(one.value(), str | list))
         }
-        read = partial(_composed, tuple(folders), config_name, _state(folders))
-        config, files = deepcopy(read(*choices))
+        config, files = _read(folders, config_name, *choices)
         if "_target_" in _raw(config.get("tracker")) and (
             sum(Path(one).parent.name == "tracker" for one in files) > 1
         ):
@@ -177,7 +178,7 @@ def load(
             for folder in (path, path.parent.parent)  # of a checkpoint
             if (folder / "manifest.json").is_file()
         ][:1]:
-            fresh = _raw(read()[0])
+            fresh = _raw(_read(folders, config_name)[0])
             own = {
                 *hydra.OF_A_START,
                 *choices.values(),  # and what else this composition changes
@@ -303,6 +304,12 @@ def open_loader(folders: Sequence[str], name: str) -> _Loader:
         # A file of somebody else's, perhaps with a search path, which Hydra would follow.
         _refuse(hydra.search_path(OmegaConf.select(primary.config, "hydra.searchpath") or ()))
     return loader
+
+
+def _read(folders: Sequence[str], name: str, *choices: str) -> tuple[DictConfig, list[str]]:
+    """A copy of what Hydra makes of choices, and its files."""
+    with _COPYING:
+        return deepcopy(_composed(tuple(folders), name, _state(folders), *choices))
 
 
 @lru_cache(maxsize=16)
