@@ -105,7 +105,7 @@ def stream(buffer: int) -> Callable[[Path], Epoch]:
         from penstock.loading.collate import Stack
         from penstock.loading.loader import Loader
         from penstock.loading.stream_fetch import StreamFetch
-        from penstock.order.streams import StreamOrder, StreamPlan
+        from penstock.order.plan import StreamOrder, StreamPlan
 
         dataset = ParquetStream(str(root / "parquet" / "numbers"), val_fraction=0.0)
         order = StreamOrder(0, buffer, shuffle_shards=buffer > 0)

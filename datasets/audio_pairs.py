@@ -28,7 +28,7 @@ from penstock.datasets.reading.mapped_array import MappedArray, not_finite
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,7 +18,7 @@ from penstock.datasets.reading.split import Split
 from penstock.datasets.sequences import Sequences
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Seed
-from penstock.order.randomness import hash64
+from penstock.order.keys import hash64
 
 VERSION = 1  # raise it when the strokes change
 CLASSES = ("straight", "left", "right", "zigzag")

@@ -51,7 +51,7 @@ class Transform(Protocol):
     keyed by the sample. `decodes = True` asks datasets that can (`lazy`) for undecoded pictures.
 
     `keyed = True` promises to draw from no generator: such a step derives its draws from
-    `penstock.order.randomness.key_at_hand()`, its sample's key. Where all steps do and the dataset
+    `penstock.order.keys.key_at_hand()`, its sample's key. Where all steps do and the dataset
     has `draws = False`, generators are not seeded: 7 us a sample less.
     """
 

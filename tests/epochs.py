@@ -5,9 +5,8 @@ from penstock.loading.fetch import Fetch, hash_of_rows, row_hashes
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import Plan
+from penstock.order.plan import Plan, StreamOrder, StreamPlan, is_stream
 from penstock.order.samplers import Random
-from penstock.order.streams import StreamOrder, StreamPlan, is_stream
 
 
 def digests(data, size, middle, *, buffer=100, **workers):

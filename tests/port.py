@@ -35,10 +35,9 @@ from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.backends import WorkerError
 from penstock.loading.workers.options import LoaderOptions as Options
-from penstock.order.plan import Plan
-from penstock.order.randomness import hash64, hash64_array
+from penstock.order.keys import hash64, hash64_array
+from penstock.order.plan import Plan, StreamOrder, StreamPlan, is_stream
 from penstock.order.seeding import SharedGeneratorError
-from penstock.order.streams import StreamOrder, StreamPlan, is_stream
 from penstock.order.torch_samplers import adapt
 from penstock.runs import checkpoint
 from penstock.runs.checkpoint import Checkpoints

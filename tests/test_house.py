@@ -26,7 +26,7 @@ KNOWN_TO_DATASETS = (
     "penstock.terminal",
     "penstock.seams",
     "penstock.files",
-    "penstock.order.randomness",
+    "penstock.order.keys",
     "penstock.transforms.jpeg_header",
     "penstock.loading.encoded",
 )

@@ -25,7 +25,7 @@ from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.mapped_array import not_finite
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import DEFAULT, Limits
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 from penstock.terminal import watched
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from penstock.files.paths import is_remote, local_path
 from penstock.terminal import watched
 
 if TYPE_CHECKING:
-    from penstock.order.randomness import IntArray
+    from penstock.order.keys import IntArray
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, S
 from penstock.datasets.reading.folder import Folder
 from penstock.errors import DataError
 from penstock.files.limits import Limits
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 T = TypeVar("T")
 

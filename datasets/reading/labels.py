@@ -11,7 +11,7 @@ from penstock.datasets.reading.mapped_array import MappedArray
 from penstock.errors import DataError
 from penstock.files.data import read_file
 from penstock.files.limits import DEFAULT, Limits
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 
 def read_labels(labels: MappedArray, key: str, limits: Limits = DEFAULT) -> IntArray:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, Problem
-from penstock.order.randomness import IntArray, hash64, hash64_array
+from penstock.order.keys import IntArray, hash64, hash64_array
 
 Split = Literal["train", "val", "test"]
 Names = npt.NDArray[np.bytes_]

@@ -20,7 +20,7 @@ from penstock.loading.collate import Stack
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.streams import StreamOrder, StreamPlan
+from penstock.order.plan import StreamOrder, StreamPlan
 
 
 class Numbers(IterableDataset[dict[str, int]]):

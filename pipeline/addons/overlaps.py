@@ -24,8 +24,9 @@ from penstock.loading.encoded import EncodedImage
 from penstock.loading.fetch import Fetch, hash_sample
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.stream_fetch import StreamFetch
+from penstock.order.keys import sample_keys
 from penstock.order.plan import Request
-from penstock.order.randomness import Draws, sample_keys
+from penstock.order.randomness import Draws
 from penstock.tasks.check import Suspicious, make_loader
 from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, put, watched

@@ -30,10 +30,17 @@ from penstock.loading.loader import Loader
 from penstock.loading.named_fields import Fields, OwnCollate
 from penstock.loading.workers.options import LoaderOptions, check, options_of
 from penstock.loading.wrapped import SomeRows, unfiltered
-from penstock.order.plan import Plan, not_empty
+from penstock.order.address import Skipped
+from penstock.order.plan import (
+    Plan,
+    StreamOrder,
+    StreamPlan,
+    Yielded,
+    is_stream,
+    length_of,
+    not_empty,
+)
 from penstock.order.samplers import BatchStrategy, Order, Sequential
-from penstock.order.skipped import Skipped
-from penstock.order.streams import StreamOrder, StreamPlan, Yielded, is_stream, length_of
 from penstock.runs import quarantine
 from penstock.runs.identity.dataset import marks_of, tells_all
 from penstock.runs.identity.fingerprints import fingerprint_of, recorded

@@ -15,8 +15,8 @@ from penstock.config.schema import Config
 from penstock.config.targets import arguments, called, walk
 from penstock.distributed import world
 from penstock.errors import Problem
+from penstock.order.plan import StreamOrder, is_stream
 from penstock.order.samplers import Sequential
-from penstock.order.streams import StreamOrder, is_stream
 from penstock.transforms.image import Normalize
 
 

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from penstock import seams
 from penstock.files.limits import Count, Index, Limits, Seed
-from penstock.order.skipped import Skipped
+from penstock.order.address import Skipped
 
 
 class Effect(IntEnum):

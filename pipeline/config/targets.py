@@ -143,7 +143,7 @@ RULES = [
         (
             "penstock",
             "class",
-            """loading.collate order.composed order.samplers order.streams training.metrics
+            """loading.collate order.plan order.samplers training.metrics
             training.objective transforms addons.finetuning.teachers addons.forecasting.objective
             addons.mixtures.order addons.multi_label addons.pairs addons.stores.blocks
             addons.tabular.models addons.tokens.byte_pairs addons.tokens.flatten

@@ -30,11 +30,10 @@ import torch
 
 from penstock.errors import ConfigError, DataError, PenstockError, UnreachableError
 from penstock.loading.wrapped import sample_name
+from penstock.order.keys import hash64
 from penstock.order.permutation import Permutation
-from penstock.order.plan import Plan, Request
-from penstock.order.randomness import hash64
+from penstock.order.plan import Plan, Request, StreamPlan
 from penstock.order.samplers import BatchStrategy, Order
-from penstock.order.streams import StreamPlan
 
 OnError = Literal["raise", "substitute", "skip"]
 Stage = Literal["read", "transform", "collate"]

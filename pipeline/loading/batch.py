@@ -12,8 +12,8 @@ import torch
 
 from penstock.loading.bad_samples import LeftOut
 from penstock.loading.stage_timer import StageTrace
+from penstock.order.keys import IntArray
 from penstock.order.plan import Request
-from penstock.order.randomness import IntArray
 from penstock.torch_internals import register_pytree_node
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import default_collate, default_convert
 from penstock.errors import DataError
 from penstock.loading import output_buffers
 from penstock.loading.encoded import EncodedImage
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 Sample = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 from penstock.errors import ConfigError, Problem
-from penstock.order.randomness import begin_sample, hash64, key_at_hand
+from penstock.order.keys import begin_sample, hash64, key_at_hand
 
 
 class Compose:

@@ -27,7 +27,7 @@ from penstock.errors import DataError
 from penstock.loading.named_fields import Fields
 from penstock.loading.wrapped import SomeRows
 from penstock.order.columns import ChosenRows, EndToEnd, LengthTable
-from penstock.order.streams import length_of
+from penstock.order.plan import length_of
 from penstock.terminal import watched
 
 if TYPE_CHECKING:

@@ -43,15 +43,10 @@ from penstock.loading.sample_reader import Recipe, SampleReader
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.whole_batches import NotAtOnceError, WholeBatches
 from penstock.loading.wrapped import own_row, sample_name
+from penstock.order.keys import IntArray, begin_sample, sample_keys
 from penstock.order.plan import Request
 from penstock.order.private_generators import PrivateGenerators
-from penstock.order.randomness import (
-    GLOBAL,
-    Draws,
-    IntArray,
-    begin_sample,
-    sample_keys,
-)
+from penstock.order.randomness import GLOBAL, Draws
 from penstock.order.seeding import UNSEEDED, Seeding
 
 if TYPE_CHECKING:

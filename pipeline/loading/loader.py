@@ -27,8 +27,7 @@ from penstock.loading.known_by import agree
 from penstock.loading.workers.backends import Asked, Backend, Failure, MainBackend
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.wrapped import unfiltered
-from penstock.order.plan import Plan
-from penstock.order.streams import End, StreamPlan
+from penstock.order.plan import End, Plan, StreamPlan
 
 if TYPE_CHECKING:
     from penstock.addons.lanes.lanes import Lanes

@@ -32,8 +32,9 @@ from penstock.loading.bad_samples import (
 from penstock.loading.named_fields import Fields, Restore, restorer
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.wrapped import own_row
+from penstock.order.keys import IntArray
 from penstock.order.plan import Request
-from penstock.order.randomness import Draws, IntArray
+from penstock.order.randomness import Draws
 
 if TYPE_CHECKING:
     from penstock.protocols import Collate, Transform

@@ -23,11 +23,11 @@ from penstock.loading.bad_samples import ATTEMPTS, Substitutes
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import Fetch
 from penstock.loading.stage_timer import StageTimer
+from penstock.order.keys import IntArray, hash64
 from penstock.order.permutation import Permutation
-from penstock.order.plan import Request, deal
-from penstock.order.randomness import GLOBAL, Draws, IntArray, hash64
+from penstock.order.plan import End, Request, StreamOrder, StreamRequest, deal, forwards, length_of
+from penstock.order.randomness import GLOBAL, Draws
 from penstock.order.samplers import Tail
-from penstock.order.streams import End, StreamOrder, StreamRequest, forwards, length_of
 from penstock.torch_internals import worker_info
 
 Records = list[tuple[int, Any]]  # by number

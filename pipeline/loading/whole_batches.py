@@ -25,8 +25,9 @@ from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.loading.sample_reader import Recipe, SampleReader
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.wrapped import SomeRows
+from penstock.order.keys import KeyArray
 from penstock.order.plan import Request
-from penstock.order.randomness import Draws, KeyArray
+from penstock.order.randomness import Draws
 
 # Members by which a class says what samples are.
 _READING = {"__getitem__", "__getitems__", "__iter__", "decode", "samples", "fetch_batch"}

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 Column = Any  # whole numbers read by row, int64[n]: an array, a memory map or a `ColumnView`
 _PIECE = 1 << 20  # rows that are read at once where all are wanted

@@ -8,7 +8,7 @@ from itertools import cycle
 import numpy as np
 import numpy.typing as npt
 
-from penstock.order.randomness import IntArray, KeyArray, hash64, hash64_array, mix_array
+from penstock.order.keys import IntArray, KeyArray, hash64, hash64_array, mix_array
 
 
 class Permutation:

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from penstock.order.generator_states import comparable
-from penstock.order.randomness import Draws, hash64
+from penstock.order.keys import hash64
+from penstock.order.randomness import Draws
 from penstock.order.seeding import ThreadRandomness, held_by_parts, opened_by_parts
 
 _MOST_ITEMS = 256  # of a container; longer ones hold data

@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from penstock.errors import PenstockError
 from penstock.order.generator_states import States, moved, put_back, take
-from penstock.order.randomness import GLOBAL, SEEDERS, Draws, GlobalDraws, begin_sample, scope
+from penstock.order.keys import begin_sample
+from penstock.order.randomness import GLOBAL, SEEDERS, Draws, GlobalDraws, scope
 from penstock.torch_internals import DRAWING
 
 T = TypeVar("T")

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from penstock.errors import ConfigError, Problem
-from penstock.order.randomness import IntArray, hash64, scope, seed_global
+from penstock.order.keys import IntArray, hash64
+from penstock.order.randomness import scope, seed_global
 from penstock.order.samplers import BatchStrategy, Order
 
 SamplerFactory = Callable[[], Iterable[Any]]

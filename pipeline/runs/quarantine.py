@@ -22,8 +22,7 @@ from penstock.errors import ConfigError, Problem
 from penstock.files.disk import append, writing
 from penstock.loading.bad_samples import BadSamples, LeftOut, OnError, path_of, rule
 from penstock.loading.wrapped import SomeRows, unfiltered, unfiltered_fingerprint
-from penstock.order.plan import Plan
-from penstock.order.streams import StreamPlan
+from penstock.order.plan import Plan, StreamPlan
 from penstock.runs.left_out import (
     COLUMNS,
     KEY,

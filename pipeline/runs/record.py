@@ -23,8 +23,7 @@ import yaml
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.data import records
 from penstock.files.locks import is_locked
-from penstock.order.address import Address
-from penstock.order.skipped import Skipped
+from penstock.order.address import Address, Skipped
 from penstock.runs import left_out, measurements
 from penstock.runs.manifest import read_config, read_manifest
 from penstock.runs.measurements import Series

@@ -20,8 +20,7 @@ from penstock.config.identity import effect_of, identity, leaves
 from penstock.config.schema import Config, Effect
 from penstock.errors import ConfigError, Problem
 from penstock.loading.known_by import PREFIX, agree
-from penstock.order.address import Address
-from penstock.order.skipped import Skipped
+from penstock.order.address import Address, Skipped
 from penstock.runs.manifest import has_manifest
 from penstock.terminal import one_line
 

@@ -29,10 +29,10 @@ from penstock.loading.sample_reader import SampleReader
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.wrapped import own_row, unfiltered_fingerprint
-from penstock.order.plan import Plan, Request
-from penstock.order.randomness import Draws, sample_keys
+from penstock.order.keys import sample_keys
+from penstock.order.plan import Plan, Request, StreamOrder, StreamPlan, length_of
+from penstock.order.randomness import Draws
 from penstock.order.samplers import Sequential
-from penstock.order.streams import StreamOrder, StreamPlan, length_of
 from penstock.runs.left_out import NAME, Entry
 from penstock.runs.quarantine import QuarantineFile, entries
 from penstock.runs.run_folder import RunFolder

@@ -30,9 +30,8 @@ from penstock.distributed.preemption import Preempted, Preemption, Stop
 from penstock.distributed.world import World, usable_cpus
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading.loader import Loader
-from penstock.order.plan import Plan
-from penstock.order.skipped import Skipped
-from penstock.order.streams import StreamPlan
+from penstock.order.address import Skipped
+from penstock.order.plan import Plan, StreamPlan
 from penstock.runs import checkpoint, resumption
 from penstock.runs.identity.sources import code_of
 from penstock.runs.only_shown import only_shown, reason

@@ -23,8 +23,7 @@ from penstock.loading.bad_samples import Budget, LeftOut
 from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
 from penstock.loading.wrapped import unfiltered_fingerprint
-from penstock.order.address import Address
-from penstock.order.skipped import Skipped
+from penstock.order.address import Address, Skipped
 from penstock.runs.left_out import NAME as QUARANTINE
 from penstock.runs.quarantine import QuarantineFile, entries, notes
 from penstock.runs.run_folder import RunFolder

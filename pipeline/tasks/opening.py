@@ -21,8 +21,7 @@ from penstock.config.targets import options
 from penstock.distributed.group import Group
 from penstock.distributed.world import restarts
 from penstock.errors import ConfigError
-from penstock.order.address import Address
-from penstock.order.skipped import Skipped
+from penstock.order.address import Address, Skipped
 from penstock.runs import checkpoint, resumption
 from penstock.runs.checkpoint import Newest
 from penstock.runs.identity.sources import changes

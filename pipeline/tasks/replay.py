@@ -23,8 +23,8 @@ from penstock.loading.fetch import batch_hash
 from penstock.loading.named_fields import Fields
 from penstock.loading.wrapped import SomeRows
 from penstock.order.address import Address
+from penstock.order.plan import End
 from penstock.order.randomness import scope
-from penstock.order.streams import End
 from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks.summary import put_rows

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import program
 from penstock.loading.wrapped import unfiltered
-from penstock.order.streams import length_of
+from penstock.order.plan import length_of
 from penstock.terminal import put
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from penstock.errors import PenstockError
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import hash_of_rows, row_hashes
 from penstock.order.address import Address
-from penstock.order.randomness import hash64_each, hash64_last
+from penstock.order.keys import hash64_each, hash64_last
 
 _PART = "loss/"  # before the names of a loss's parts, in a state
 

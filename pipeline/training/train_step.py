@@ -25,7 +25,7 @@ from penstock.distributed.group import Group
 from penstock.distributed.parallel import Parallel, like, local, same_buffers, wrap
 from penstock.errors import PenstockError
 from penstock.loading.batch import Batch
-from penstock.order.randomness import hash64_on
+from penstock.order.keys import hash64_on
 from penstock.torch_internals import scale
 from penstock.training.epoch_metrics import EpochMetrics
 from penstock.training.objective_base import Objective, explained

@@ -20,7 +20,7 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.order.randomness import hash64, key_at_hand
+from penstock.order.keys import hash64, key_at_hand
 
 Sample = dict[str, Any]
 Array = npt.NDArray[Any]

@@ -28,8 +28,8 @@ from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import SampleError, hash_sample
 from penstock.order.generator_states import moved, take
+from penstock.order.keys import KeyedRandom
 from penstock.order.private_generators import generators_and_files_in
-from penstock.order.randomness import KeyedRandom
 from penstock.transforms import warping
 
 Range = Sequence[float]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.batch import Batch
-from penstock.order.randomness import KeyedRandom
+from penstock.order.keys import KeyedRandom
 from penstock.transforms import image, warping
 from penstock.transforms.batch import (
     Range,

@@ -17,7 +17,7 @@ from torchvision.ops import box_convert
 
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.batch import Batch
-from penstock.order.randomness import KeyedRandom
+from penstock.order.keys import KeyedRandom
 from penstock.transforms.batch import (
     Pair,
     Range,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, Problem
-from penstock.order.randomness import KeyArray, as_uniform, hash64_each, uniform_at
+from penstock.order.keys import KeyArray, as_uniform, hash64_each, uniform_at
 
 Sizes = npt.NDArray[np.int64]
 

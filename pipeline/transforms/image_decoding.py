@@ -21,7 +21,7 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
 from penstock.loading import output_buffers
 from penstock.loading.encoded import TURNED, EncodedImage, StoredPictures, notices
-from penstock.order.randomness import KeyArray, key_at_hand
+from penstock.order.keys import KeyArray, key_at_hand
 from penstock.transforms import native_images, pure_images
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.batch_colors import BatchNormalize

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.batch import Batch
-from penstock.order.randomness import KeyedRandom
+from penstock.order.keys import KeyedRandom
 from penstock.transforms.batch import blocks, by_row, images_of, probability
 from penstock.transforms.batch_colors import paste
 

@@ -23,7 +23,7 @@ from penstock.errors import DataError
 from penstock.files.disk import prepare, write_atomically
 from penstock.loading.encoded import EncodedImage
 from penstock.loading.named_fields import Fields
-from penstock.order.randomness import begin_sample, sample_keys
+from penstock.order.keys import begin_sample, sample_keys
 from penstock.terminal import watched
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.order.randomness import hash64
+from penstock.order.keys import hash64
 
 Sample = dict[str, Any]
 

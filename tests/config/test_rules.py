@@ -70,7 +70,7 @@ REFUSED = [
     (OWN, ["sampler=repeated", "sampler.order=3"], "sampler.order", "expected"),
     (
         OWN,
-        ["sampler=repeated", "sampler.order={_target_: penstock.order.streams.StreamOrder}"],
+        ["sampler=repeated", "sampler.order={_target_: penstock.order.plan.StreamOrder}"],
         "sampler.order",
         "rows one by one",
     ),

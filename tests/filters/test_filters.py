@@ -155,8 +155,8 @@ def test_each_sampler_sees_a_dataset_of_the_kept_rows(name):
     [
         "{_target_: penstock.order.samplers.Weighted, column: label, num_samples: 60}",
         "{_target_: penstock.order.samplers.Subset, fraction: 0.5}",
-        "{_target_: penstock.order.composed.Curriculum, column: length, stages: 3}",
-        "{_target_: penstock.order.composed.Repeated, times: 2}",
+        "{_target_: penstock.order.samplers.Curriculum, column: length, stages: 3}",
+        "{_target_: penstock.order.samplers.Repeated, times: 2}",
         "{_target_: torch.utils.data.RandomSampler}",
         f"{{_target_: {HERE}.EveryThird}}",
     ],
@@ -179,7 +179,7 @@ def test_orders_go_inside_of_others(outer, inner):
     ("sampler", "order", "reason"),
     [
         ("packed", "{_target_: penstock.order.samplers.Bucket}", "Bucket is no order"),
-        ("repeated", "{_target_: penstock.order.streams.StreamOrder}", "reads a stream"),
+        ("repeated", "{_target_: penstock.order.plan.StreamOrder}", "reads a stream"),
         ("repeated", "random", "expected the node of one, or null"),
         ("bucket", "{_target_: penstock.order.samplers.Random}", "unknown argument of Bucket"),
         (

@@ -134,7 +134,7 @@ def test_pairs_stay_together_in_streams_too(tmp_path, pets_root):
     from penstock.loading.collate import Stack
     from penstock.loading.fetch import batch_hash
     from penstock.loading.stream_fetch import StreamFetch
-    from penstock.order.streams import StreamOrder, StreamPlan
+    from penstock.order.plan import StreamOrder, StreamPlan
     from penstock.transforms.batch import BatchCompose
     from penstock.transforms.mixing import MixUp
     from tests.transforms.test_batch import Photos

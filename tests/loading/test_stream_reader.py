@@ -10,9 +10,8 @@ import torch
 from penstock.loading import stream_fetch
 from penstock.loading.collate import Stack
 from penstock.loading.stream_fetch import RecordNumbers, StreamFetch, StreamReader
-from penstock.order.plan import Request
+from penstock.order.plan import End, Request, StreamOrder, StreamRequest
 from penstock.order.randomness import GLOBAL
-from penstock.order.streams import End, StreamOrder, StreamRequest
 
 MUCH = 1 << 30
 LENGTHS = [3, 0, 5, 2, 1]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.addons.mixtures.mixture_stream import StreamMixture
 from penstock.errors import ConfigError
 from penstock.loading.fetch import batch_hash
-from penstock.order.streams import StreamOrder, StreamPlan
+from penstock.order.plan import StreamOrder, StreamPlan
 from tests import streams
 from tests.order.test_streams import by_executors, fetch_of, loader_of, numbers
 

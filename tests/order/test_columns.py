@@ -12,8 +12,7 @@ from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.errors import DataError
 from penstock.loading.dataset_facts import lengths_of, table_of
 from penstock.order.columns import ChosenRows, EndToEnd, LengthTable
-from penstock.order.composed import Curriculum
-from penstock.order.samplers import Bucket, Weighted
+from penstock.order.samplers import Bucket, Curriculum, Weighted
 
 
 class Texts(Dataset[dict[str, Any]]):

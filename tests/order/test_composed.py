@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.order.composed import Curriculum, Repeated
 from penstock.order.plan import Plan
-from penstock.order.samplers import Sequential
+from penstock.order.samplers import Curriculum, Repeated, Sequential
 
 
 @given(st.integers(1, 300), st.integers(1, 9), st.booleans(), st.data())

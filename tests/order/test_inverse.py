@@ -13,10 +13,18 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from penstock.addons.mixtures.order import MixtureOrder
 from penstock.addons.mixtures.weights import Mixing
 from penstock.addons.tokens.sequence_packing import SequencePacking
-from penstock.order.composed import Curriculum, Repeated
-from penstock.order.orders import Order
 from penstock.order.plan import Plan
-from penstock.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from penstock.order.samplers import (
+    Bucket,
+    Curriculum,
+    Identity,
+    Order,
+    Random,
+    Repeated,
+    Sequential,
+    Subset,
+    Weighted,
+)
 from penstock.order.torch_samplers import adapt
 from tests.order.inverse import Place, addresses_of
 

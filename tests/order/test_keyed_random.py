@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.order.keys import KeyedRandom, hash64_array, hash64_each
 from penstock.order.plan import Plan
-from penstock.order.randomness import KeyedRandom, hash64_array, hash64_each
 from penstock.order.samplers import Random
 
 ROWS = 40_000

@@ -7,10 +7,18 @@ import pandas as pd
 import pytest
 
 from penstock.errors import ConfigError, DataError
-from penstock.order.composed import Curriculum, Repeated
-from penstock.order.orders import BatchStrategy
 from penstock.order.plan import contiguous, least_loaded
-from penstock.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from penstock.order.samplers import (
+    BatchStrategy,
+    Bucket,
+    Curriculum,
+    Identity,
+    Random,
+    Repeated,
+    Sequential,
+    Subset,
+    Weighted,
+)
 from penstock.order.torch_samplers import adapt
 from tests.order.test_inverse import ORDERS, SEED
 

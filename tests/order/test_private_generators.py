@@ -22,12 +22,11 @@ from penstock.loading.fetch import Fetch, batch_hash
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import Plan
+from penstock.order.plan import Plan, StreamOrder, StreamPlan
 from penstock.order.private_generators import PrivateDraws, generators_and_files_in
 from penstock.order.randomness import GLOBAL, scope
 from penstock.order.samplers import Random
 from penstock.order.seeding import SharedGeneratorError
-from penstock.order.streams import StreamOrder, StreamPlan
 from penstock.transforms.batch import BatchCompose
 from tests import toy
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from penstock.order import generator_states
-from penstock.order.permutation import Permutation
-from penstock.order.randomness import (
+from penstock.order.keys import (
     begin_sample,
     hash64,
     hash64_array,
@@ -22,11 +21,11 @@ from penstock.order.randomness import (
     hash64_on,
     key_at_hand,
     sample_keys,
-    scope,
-    seed_global,
     uniform,
     uniform_at,
 )
+from penstock.order.permutation import Permutation
+from penstock.order.randomness import scope, seed_global
 from penstock.order.seeding import ThreadRandomness
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.order.address import Address
-from penstock.order.skipped import Skipped
+from penstock.order.address import Address, Skipped
 
 ADDRESSES = st.tuples(st.integers(0, 4), st.integers(0, 6))
 RANGES = st.lists(st.tuples(ADDRESSES, ADDRESSES).filter(lambda two: two[0] < two[1]), max_size=4)

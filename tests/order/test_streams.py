@@ -15,9 +15,8 @@ from penstock.loading.fetch import Fetch, batch_hash
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import Plan
+from penstock.order.plan import End, Plan, StreamOrder, StreamPlan, is_stream, length_of
 from penstock.order.samplers import Random
-from penstock.order.streams import End, StreamOrder, StreamPlan, is_stream, length_of
 from tests import streams, toy
 
 KINDS = {

@@ -17,9 +17,8 @@ import pytest
 from penstock.datasets.image_folder import ImageFolder
 from penstock.errors import ConfigError
 from penstock.loading.bad_samples import LeftOut
-from penstock.order.plan import Plan
+from penstock.order.plan import Plan, StreamOrder, StreamPlan
 from penstock.order.samplers import Sequential
-from penstock.order.streams import StreamOrder, StreamPlan
 from penstock.runs.quarantine import (
     COLUMNS,
     NAME,

@@ -32,7 +32,7 @@ from penstock.loading.collate import List
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.streams import StreamOrder, StreamPlan
+from penstock.order.plan import StreamOrder, StreamPlan
 from tests import toy
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from penstock import compose
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError
-from penstock.order.streams import is_stream
+from penstock.order.plan import is_stream
 from tests import program
 
 rows = pytest.importorskip("penstock.addons.record_files.rows")

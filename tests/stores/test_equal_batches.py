@@ -41,9 +41,8 @@ from penstock.loading.fetch import Fetch, hash_of_rows, row_hashes
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import Plan
+from penstock.order.plan import Plan, StreamOrder, StreamPlan, is_stream
 from penstock.order.samplers import Random
-from penstock.order.streams import StreamOrder, StreamPlan, is_stream
 from tests.s3_server import ENVIRONMENT, wait_until
 from tests.support.store_server import InThread, Shelf
 from tests.tokens.test_token_files import write_pair

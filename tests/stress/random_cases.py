@@ -356,7 +356,7 @@ def _order(draw, kind, depth=0):
             "stages": draw.choice((1, 2, 3, 4, 10)),
             "descending": draw.choice(("true", "false")),
         }
-        return "penstock.order.composed.Curriculum", options
+        return "penstock.order.samplers.Curriculum", options
     options = {"replacement": draw.choice(("true", "false"))}
     if chosen == "weights":
         options["column"], options["weights"] = (
@@ -434,7 +434,7 @@ def _repeated(draw, kind, size, depth=0):
             else _order(draw, kind)
         )
         options["order"] = _node(name, inner)
-    return "penstock.order.composed.Repeated", options
+    return "penstock.order.samplers.Repeated", options
 
 
 def _inner(draw, kind, size):

@@ -23,10 +23,9 @@ from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader, LoaderOptions
 from penstock.loading.stream_fetch import RecordNumbers, StreamFetch, StreamReader
 from penstock.loading.whole_batches import NotAtOnceError
-from penstock.order.plan import Plan
+from penstock.order.plan import End, Plan, StreamOrder, StreamPlan
 from penstock.order.randomness import GLOBAL
 from penstock.order.samplers import Random, Sequential
-from penstock.order.streams import End, StreamOrder, StreamPlan
 from tests.table_files import make, pa, tensors, write
 
 ROWS = 23

@@ -21,9 +21,8 @@ from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import Plan
+from penstock.order.plan import Plan, StreamOrder, StreamPlan
 from penstock.order.samplers import Random
-from penstock.order.streams import StreamOrder, StreamPlan
 from tests import toy
 from tests.table_files import FORMATS, make, pa, picture, pq, tensors, write
 

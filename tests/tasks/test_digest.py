@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.order.skipped import Skipped
+from penstock.order.address import Skipped
 from penstock.tasks import digest
 
 

@@ -10,9 +10,8 @@ from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import Plan
+from penstock.order.plan import Plan, length_of
 from penstock.order.samplers import Sequential
-from penstock.order.streams import length_of
 from penstock.training.validation import validate
 from tests.program import run
 

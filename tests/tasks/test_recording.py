@@ -10,8 +10,7 @@ from penstock.distributed.group import Group
 from penstock.loading.bad_samples import Budget, LeftOut
 from penstock.loading.fetch import batch_hash
 from penstock.loading.loader import LoaderStats
-from penstock.order.address import Address
-from penstock.order.skipped import Skipped
+from penstock.order.address import Address, Skipped
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks import observers
 from penstock.tasks.observers import Digests, Display, Ledger, Metrics, Quarantine, describe

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from penstock.addons.tokens import sequence_packing
 from penstock.addons.tokens.sequence_packing import SequencePacking, best_fit, cut_in_turn
 from penstock.errors import ConfigError, DataError
-from penstock.order.composed import Curriculum, Repeated
 from penstock.order.plan import Plan
-from penstock.order.samplers import Random, Sequential, Subset, Weighted
+from penstock.order.samplers import Curriculum, Random, Repeated, Sequential, Subset, Weighted
 from tests.program import SHARED
 
 KINDS = {

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from penstock.loading.batch import Batch
+from penstock.order.keys import hash64, hash64_array
 from penstock.order.plan import Request
-from penstock.order.randomness import hash64, hash64_array
 from penstock.training import epoch_metrics
 from penstock.training.metrics import BitsPerByte, NormalizedMeanError
 

@@ -13,9 +13,8 @@ from penstock.loading.collate import Stack
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.address import Address
-from penstock.order.skipped import Skipped
-from penstock.order.streams import StreamOrder, StreamPlan
+from penstock.order.address import Address, Skipped
+from penstock.order.plan import StreamOrder, StreamPlan
 from penstock.runs import checkpoint
 from penstock.runs.record import RunRecord, by_address, read_ledger, skipped_in
 from tests import streams

@@ -13,8 +13,8 @@ from penstock.distributed.parallel import Parallel
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, PenstockError
 from penstock.loading.batch import Batch
+from penstock.order.keys import hash64
 from penstock.order.plan import Request
-from penstock.order.randomness import hash64
 from penstock.training import train_step
 from penstock.training.objective import Regression
 from penstock.training.own_objective import adapted

@@ -14,9 +14,8 @@ import penstock
 from penstock.addons.tuning.lr_find import smoothed, suggestion
 from penstock.build.training import TrainingParts
 from penstock.errors import ConfigError
-from penstock.order.plan import Plan
+from penstock.order.plan import Plan, StreamOrder, StreamPlan
 from penstock.order.samplers import Bucket, Random
-from penstock.order.streams import StreamOrder, StreamPlan
 from penstock.runs import checkpoint
 from penstock.training.train_step import TrainStep
 from tests.program import run

@@ -18,8 +18,9 @@ from penstock.loading.compose import Compose
 from penstock.loading.fetch import Fetch, batch_hash
 from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions
+from penstock.order.keys import begin_sample
 from penstock.order.plan import Plan
-from penstock.order.randomness import begin_sample, scope
+from penstock.order.randomness import scope
 from penstock.order.samplers import Random
 from penstock.transforms.arrays import Albumentations, OnPicture, Rescale
 from tests import toy

@@ -14,8 +14,8 @@ from penstock.errors import ConfigError, DataError
 from penstock.loading.batch import Batch
 from penstock.loading.collate import List, Pad, Stack
 from penstock.loading.fetch import Fetch, SampleError, batch_hash
+from penstock.order.keys import KeyedRandom
 from penstock.order.plan import Plan, Request
-from penstock.order.randomness import KeyedRandom
 from penstock.order.samplers import Random, Sequential
 from penstock.transforms import warping
 from penstock.transforms.batch import BatchCompose

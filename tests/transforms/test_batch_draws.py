@@ -9,8 +9,8 @@ from torchvision.transforms.v2 import functional as F
 
 from penstock.errors import ConfigError, DataError
 from penstock.loading.batch import Batch
+from penstock.order.keys import KeyedRandom
 from penstock.order.plan import Request
-from penstock.order.randomness import KeyedRandom
 from penstock.transforms.batch import BatchCompose, around, images_of, interval, positive
 from penstock.transforms.batch_colors import BatchNormalize, ColorJitter, RandomErasing
 from penstock.transforms.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop

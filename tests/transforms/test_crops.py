@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.order.randomness import hash64, uniform, uniform_at
+from penstock.order.keys import hash64, uniform, uniform_at
 from penstock.transforms.crops import CenterCrop, Crop, Crops, RandomAreaCrop, Whole, side_lengths
 
 PINNED = [(186, 28, 454, 277, True), (137, 74, 385, 272, True), (83, 4, 396, 345, False)]

@@ -27,7 +27,7 @@ from penstock.loading.collate import Stack
 from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader, LoaderOptions
-from penstock.order.randomness import begin_sample, hash64
+from penstock.order.keys import begin_sample, hash64
 from penstock.transforms import image_decoding, native_images, pure_images
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.batch_colors import BatchNormalize

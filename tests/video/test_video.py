@@ -18,7 +18,7 @@ from penstock.addons.video.models import SmallVideoNet, TorchvisionVideo
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import DEFAULT, Limits
-from penstock.order.randomness import begin_sample
+from penstock.order.keys import begin_sample
 from penstock.transforms.image import Normalize
 
 av = pytest.importorskip("av")

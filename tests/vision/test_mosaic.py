@@ -10,8 +10,8 @@ from penstock.addons.vision.mosaic import ListSome, Mosaic
 from penstock.errors import DataError
 from penstock.loading.batch import Batch
 from penstock.loading.collate import kinds_of
+from penstock.order.keys import KeyedRandom
 from penstock.order.plan import Request
-from penstock.order.randomness import KeyedRandom
 
 FIELDS = ["boxes", "labels", "masks"]
 

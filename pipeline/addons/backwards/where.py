@@ -5,7 +5,7 @@
     task=where address=3,1200                 the rows of a batch, with their keys
     ... run=outputs/DATE/TIME                 the same in that run, with what it knows of them
 
-Orders are asked backwards (order/orders.py), so no log is needed and no sample is read. A line has
+Orders are searched (order/samplers.py), so no log is needed and no sample is read. A line has
 the position in the epoch's order, the rank, and the key that the sample's random numbers follow
 from. What a run knows of an address is in its ledger and in its sessions: where each began (`at`)
 and how many steps of the ledger it took again (`repeated`).
@@ -32,10 +32,9 @@ from penstock.loading.bad_samples import path_of
 from penstock.loading.dataset_facts import table_of
 from penstock.loading.known_by import relation
 from penstock.loading.wrapped import SomeRows, unfiltered
-from penstock.order.address import Address
+from penstock.order.address import Address, Skipped
+from penstock.order.keys import sample_keys
 from penstock.order.plan import Plan, Request
-from penstock.order.randomness import sample_keys
-from penstock.order.skipped import Skipped
 from penstock.runs import left_out
 from penstock.runs.left_out import normal
 from penstock.runs.quarantine import known_rows

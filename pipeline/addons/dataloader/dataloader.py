@@ -51,7 +51,7 @@ from penstock.distributed.world import has_accelerator
 from penstock.loading.loader import open_backend
 from penstock.loading.workers.backends import Backend, Failure, WorkerError
 from penstock.loading.workers.options import SLOW_MEMORY, LoaderOptions
-from penstock.order.randomness import hash64
+from penstock.order.keys import hash64
 from penstock.order.seeding import Seeding
 
 STATE_VERSION = 1

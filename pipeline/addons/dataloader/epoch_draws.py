@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.order.randomness import hash64, scope, seed_global
+from penstock.order.keys import hash64
+from penstock.order.randomness import scope, seed_global
 
 Snapshot = dict[str, Any]
 

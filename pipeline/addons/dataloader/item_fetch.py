@@ -25,10 +25,11 @@ from torch.utils.data import get_worker_info
 from penstock.addons.dataloader.epoch_draws import is_stateful
 from penstock.loading import worker_status
 from penstock.order.address import Addressed
+from penstock.order.keys import begin_sample, hash64, sample_keys
+from penstock.order.plan import forwards
 from penstock.order.private_generators import PrivateDraws, PrivateGenerators
-from penstock.order.randomness import GLOBAL, Draws, begin_sample, hash64, sample_keys, scope
+from penstock.order.randomness import GLOBAL, Draws, scope
 from penstock.order.seeding import UNSEEDED, Seeding
-from penstock.order.streams import forwards
 from penstock.torch_internals import (
     ExceptionWrapper,
     WorkerInfo,

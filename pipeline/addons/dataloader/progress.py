@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.addons.dataloader.epoch_draws import is_stateful, wrapped
 from penstock.addons.dataloader.item_fetch import FetchResult, Keys, ShardStep
-from penstock.order.streams import forwards
+from penstock.order.plan import forwards
 
 State = dict[str, object]
 

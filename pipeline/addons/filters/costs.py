@@ -18,8 +18,8 @@ from penstock.addons.filters.expressions import Expression
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.dataset_facts import table_of, with_token_lengths
 from penstock.order.columns import column_of
+from penstock.order.keys import FloatArray, IntArray
 from penstock.order.plan import Costs
-from penstock.order.randomness import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from penstock.build.data import Split

@@ -30,8 +30,8 @@ from penstock.loading.dataset_facts import columns_of, lengths_of, table_of
 from penstock.loading.named_fields import Fields
 from penstock.loading.wrapped import SomeRows
 from penstock.order.columns import ColumnView
-from penstock.order.randomness import IntArray
-from penstock.order.streams import is_stream
+from penstock.order.keys import IntArray
+from penstock.order.plan import is_stream
 from penstock.runs import quarantine
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from penstock.datasets.reading.generated_folder import generated_data
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Index, Seed
-from penstock.order.randomness import hash64
+from penstock.order.keys import hash64
 
 VERSION = 1  # raise it when the sales change
 FILE = "sales.csv"

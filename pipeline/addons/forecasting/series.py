@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from penstock.addons.tabular.frames import Frame, floats, moments, words
 from penstock.errors import DataError
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 _WHOLE = "us"  # dates are told apart by so much
 

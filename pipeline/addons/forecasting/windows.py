@@ -42,7 +42,7 @@ from penstock.datasets.reading.fingerprint import (
 from penstock.datasets.reading.split import Split, check_split, val_count
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Index, Limits
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 from penstock.transforms.statistics import scales
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from penstock.datasets.reading.image import Reader
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
-from penstock.order.randomness import hash64
+from penstock.order.keys import hash64
 from penstock.terminal import watched
 
 if TYPE_CHECKING:

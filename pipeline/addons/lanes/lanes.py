@@ -22,7 +22,7 @@ from penstock.config.schema import Config
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
-from penstock.order.randomness import hash64
+from penstock.order.keys import hash64
 from penstock.terminal import one_line, say
 from penstock.training.own_steps import OwnSteps
 

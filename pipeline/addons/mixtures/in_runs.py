@@ -15,8 +15,8 @@ from penstock.addons.mixtures.weights import Mixing
 from penstock.config.targets import arguments, called, make
 from penstock.errors import ConfigError, Problem
 from penstock.order.columns import ChosenRows, LengthTable
+from penstock.order.keys import hash64
 from penstock.order.plan import Plan
-from penstock.order.randomness import hash64
 from penstock.order.samplers import Order
 from penstock.training.epoch_metrics import Step
 from penstock.training.observer import Observer, Record

@@ -24,7 +24,7 @@ from penstock.loading.collate import joined
 from penstock.loading.dataset_facts import classes_of
 from penstock.loading.whole_batches import reads_whole
 from penstock.order.columns import EndToEnd
-from penstock.order.randomness import hash64
+from penstock.order.keys import hash64
 
 if TYPE_CHECKING:
     import pandas as pd

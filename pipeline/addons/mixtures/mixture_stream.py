@@ -20,8 +20,8 @@ from penstock.addons.mixtures.mixture import NamedSources, is_stream
 from penstock.addons.splits.classes import united
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Seed
+from penstock.order.keys import hash64, uniform
 from penstock.order.permutation import Permutation
-from penstock.order.randomness import hash64, uniform
 
 Record = tuple[str, object]
 
@@ -33,7 +33,7 @@ class StreamMixture(NamedSources, IterableDataset[Record]):
     """Records of several sources, interleaved at random.
 
     Args:
-        sources: datasets by name; map-style, or streams as `penstock.order.streams` reads them. The
+        sources: datasets by name; map-style, or streams as `penstock.order.plan` reads them. The
             build hands `split` to each of them as well.
         split: "train" mixes as `stop` says; "val" gives every record once.
         weights: chance of each source at a position, by name; None weighs by length, which every

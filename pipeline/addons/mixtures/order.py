@@ -45,9 +45,8 @@ import numpy.typing as npt
 
 from penstock.addons.mixtures.weights import Mixing
 from penstock.errors import ConfigError, Problem
-from penstock.order.orders import Order, Tail
-from penstock.order.randomness import FloatArray, IntArray, hash64
-from penstock.order.samplers import Random
+from penstock.order.keys import FloatArray, IntArray, hash64
+from penstock.order.samplers import Order, Random, Tail
 
 _FOR_EVER = 1 << 62
 

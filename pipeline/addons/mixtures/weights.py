@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from penstock.errors import ConfigError, Problem
-from penstock.order.randomness import FloatArray
+from penstock.order.keys import FloatArray
 
 Knots = Sequence[tuple[int, float]]  # (step or sample, weight), ascending
 Weight = float | Knots

@@ -30,7 +30,7 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Limits
 from penstock.files.paths import is_remote
 from penstock.loading.encoded import EncodedImage, StoredPictures
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -41,10 +41,10 @@ from penstock.loading.loader import Loader
 from penstock.loading.named_fields import Fields
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.generator_states import moved, take
-from penstock.order.plan import Plan
-from penstock.order.randomness import IntArray, scope, seed_global
+from penstock.order.keys import IntArray
+from penstock.order.plan import Plan, is_stream
+from penstock.order.randomness import scope, seed_global
 from penstock.order.samplers import Sequential
-from penstock.order.streams import is_stream
 from penstock.terminal import progress
 from penstock.transforms import native_images
 

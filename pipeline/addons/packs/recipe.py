@@ -30,7 +30,7 @@ from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count
 from penstock.files.paths import is_remote
 from penstock.loading.encoded import EncodedImage
-from penstock.order.streams import is_stream
+from penstock.order.plan import is_stream
 from penstock.runs.identity.fingerprints import other_than_own
 from penstock.terminal import put
 from penstock.transforms import native_images

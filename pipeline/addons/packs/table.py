@@ -32,7 +32,7 @@ from penstock.files.limits import DEFAULT, Limits
 from penstock.loading.bad_samples import path_of
 from penstock.loading.dataset_facts import classes_of, facts_of, lengths_of, table_of
 from penstock.loading.named_fields import Fields
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 if TYPE_CHECKING:
     import pandas as pd

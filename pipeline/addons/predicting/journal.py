@@ -20,7 +20,7 @@ from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.data import records
 from penstock.files.disk import append
 from penstock.files.locks import lock
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 from penstock.terminal import say
 
 Row = dict[str, Any]

@@ -34,8 +34,8 @@ from penstock.datasets.reading.mapped_array import MappedArray
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.files.limits import Limits
 from penstock.loading.wrapped import unfiltered
+from penstock.order.keys import IntArray
 from penstock.order.plan import Plan
-from penstock.order.randomness import IntArray
 from penstock.order.samplers import Subset
 
 

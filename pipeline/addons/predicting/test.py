@@ -28,10 +28,9 @@ from penstock.loading.collate import List
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.wrapped import unfiltered
-from penstock.order.plan import Plan
+from penstock.order.address import Skipped
+from penstock.order.plan import Plan, StreamOrder
 from penstock.order.samplers import Subset
-from penstock.order.skipped import Skipped
-from penstock.order.streams import StreamOrder
 from penstock.runs.manifest import NAME, read_manifest
 from penstock.runs.record import RunRecord
 from penstock.runs.run_folder import finite

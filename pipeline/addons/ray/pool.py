@@ -49,9 +49,8 @@ from penstock.loading.workers.failures import FailureReport
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.pool import parts_of
 from penstock.loading.workers.window import PoolBackend, Task
-from penstock.order.plan import Request
-from penstock.order.randomness import IntArray, KeyArray, hash64, hash64_each
-from penstock.order.streams import StreamRequest
+from penstock.order.keys import IntArray, KeyArray, hash64, hash64_each
+from penstock.order.plan import Request, StreamRequest
 from penstock.terminal import one_line
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.datasets.reading.split import check_split, val_count
-from penstock.order.randomness import IntArray, hash64, hash64_array
+from penstock.order.keys import IntArray, hash64, hash64_array
 
 
 class TableRows(Protocol):

@@ -29,8 +29,9 @@ from penstock.loading.batch import Batch
 from penstock.loading.compose import further_views
 from penstock.loading.dataset_facts import classes_of, columns_of, table_of
 from penstock.loading.wrapped import own_row, unfiltered
-from penstock.order.randomness import IntArray, scope
-from penstock.order.streams import End, StreamPlan, length_of
+from penstock.order.keys import IntArray
+from penstock.order.plan import End, StreamPlan, length_of
+from penstock.order.randomness import scope
 from penstock.runs.only_shown import only_shown
 from penstock.training.objective_base import Objective
 from penstock.training.rendered import Rendered, in_words

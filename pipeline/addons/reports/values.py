@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock import program
 from penstock.config.hydra import of_run
-from penstock.order.skipped import Skipped
+from penstock.order.address import Skipped
 from penstock.runs.record import RunRecord
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

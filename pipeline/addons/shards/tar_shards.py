@@ -42,7 +42,7 @@ from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Fraction, Limits, Seed
 from penstock.files.paths import is_remote
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 from penstock.terminal import watched
 
 # Shard, number in it, and where it lies: start and stop, or the bytes themselves.

@@ -21,8 +21,8 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.dataset_facts import classes_of, facts_of, table_of
 from penstock.loading.named_fields import Fields, restorer
 from penstock.loading.wrapped import unfiltered
-from penstock.order.randomness import IntArray
-from penstock.order.streams import is_stream
+from penstock.order.keys import IntArray
+from penstock.order.plan import is_stream
 from penstock.terminal import say
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Fraction, Index
 from penstock.loading.dataset_facts import table_of
 from penstock.loading.wrapped import unfiltered
-from penstock.order.randomness import IntArray, hash64, hash64_array
-from penstock.order.streams import is_stream
+from penstock.order.keys import IntArray, hash64, hash64_array
+from penstock.order.plan import is_stream
 
 if TYPE_CHECKING:
     from penstock.build.data import Split

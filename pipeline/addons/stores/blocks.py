@@ -15,9 +15,9 @@ from functools import lru_cache
 import numpy as np
 
 from penstock.files.limits import Count, Seed
-from penstock.order.orders import Order
+from penstock.order.keys import IntArray, hash64
 from penstock.order.permutation import Permutation
-from penstock.order.randomness import IntArray, hash64
+from penstock.order.samplers import Order
 
 
 class Blocks(Order):

@@ -27,7 +27,7 @@ from penstock.files.paths import join
 from penstock.terminal import progress, watched
 
 if TYPE_CHECKING:
-    from penstock.order.randomness import IntArray
+    from penstock.order.keys import IntArray
 
 T = TypeVar("T")
 

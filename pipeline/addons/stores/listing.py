@@ -22,7 +22,7 @@ from penstock.errors import DataError
 from penstock.files.limits import Limits
 
 if TYPE_CHECKING:
-    from penstock.order.randomness import IntArray
+    from penstock.order.keys import IntArray
 
 Bytes = npt.NDArray[np.bytes_]
 

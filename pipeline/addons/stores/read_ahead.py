@@ -34,8 +34,7 @@ from penstock.loading.workers.backends import Asked
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.pool import start_method
 from penstock.order.address import Address
-from penstock.order.plan import Plan
-from penstock.order.streams import StreamPlan
+from penstock.order.plan import Plan, StreamPlan
 
 log = logging.getLogger(__name__)
 

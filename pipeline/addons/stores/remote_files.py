@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.addons.stores.mirror import Mirror
     from penstock.addons.stores.prefetcher import Prefetcher, RowsOf
     from penstock.addons.stores.sending import Sending
-    from penstock.order.randomness import IntArray
+    from penstock.order.keys import IntArray
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.files.paths import is_remote
-from penstock.order.randomness import hash64, uniform
+from penstock.order.keys import hash64, uniform
 
 Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, its bytes
 

@@ -37,7 +37,7 @@ from penstock.datasets.reading.generated_folder import NamedArrays
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 from penstock.terminal import watched
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.order.randomness import hash64
+from penstock.order.keys import hash64
 
 NAME = "stories-v1"  # another one when the text changes
 PAGE = "\f"  # between two documents of a file

@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 
 from penstock.addons.tables.arrow.table import ArrowTable
 from penstock.datasets.reading.fingerprint import Sample
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 Record = tuple[int, int]
 

@@ -37,7 +37,7 @@ from penstock.addons.tabular.frames import (
 )
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 from penstock.transforms.statistics import scales
 
 _log = logging.getLogger(__name__)

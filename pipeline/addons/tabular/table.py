@@ -52,7 +52,7 @@ from penstock.datasets.reading.labels import check_classes
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 from penstock.transforms.statistics import scales
 
 if TYPE_CHECKING:

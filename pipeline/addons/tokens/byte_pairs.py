@@ -20,7 +20,7 @@ import torch
 
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.locks import lock, lock_beside
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 
 from penstock.config import targets
 from penstock.files.disk import prepare, write_atomically
-from penstock.order.randomness import hash64
-from penstock.order.streams import is_stream
+from penstock.order.keys import hash64
+from penstock.order.plan import is_stream
 from penstock.terminal import watched
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from penstock.datasets.reading.generated_folder import CacheFolder, NamedArrays
 from penstock.datasets.reading.mapped_array import MappedArray
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Limits
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 from penstock.terminal import progress
 
 OFFSETS, LENGTHS = ".offsets.npy", ".lengths.npy"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.errors import ConfigError, Problem
 from penstock.loading.collate import Mismatch, Ragged, Sample, columns, even, plain, stack
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 native: Any
 try:

@@ -27,7 +27,7 @@ from penstock.addons.tokens.token_file import MappedNumbers, RemoteNumbers, samp
 from penstock.datasets.reading.fingerprint import DataFile, Part
 from penstock.datasets.reading.folder import FolderFile
 from penstock.errors import DataError
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 Rows = Literal["sequences", "documents"]
 

@@ -30,9 +30,10 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Count
+from penstock.order.columns import column_of
+from penstock.order.keys import IntArray, hash64
 from penstock.order.permutation import Permutation
-from penstock.order.randomness import IntArray, hash64
-from penstock.order.samplers import BatchStrategy, Order, Random, Tail, column_of
+from penstock.order.samplers import BatchStrategy, Order, Random, Tail
 
 Split = Literal["never", "tail"]
 

@@ -19,7 +19,7 @@ from penstock.datasets.reading.fingerprint import DataFile, Part
 from penstock.datasets.reading.folder import FolderFile
 from penstock.datasets.reading.positioned_file import spread
 from penstock.errors import DataError
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 _LARGE = 4 << 20  # bytes of a file of which blocks are fetched
 _BLOCK = 1 << 16  # bytes; rows have some kilobytes

@@ -34,7 +34,7 @@ from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
 from penstock.order.columns import ColumnView
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -31,7 +31,7 @@ from penstock.loading.loader import Loader
 from penstock.loading.stage_timer import WAITS, StageTrace, delayed, slower_side
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.address import Address
-from penstock.order.streams import End, StreamPlan
+from penstock.order.plan import End, StreamPlan
 from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks.fit import make_options, spare_cores

@@ -27,7 +27,7 @@ from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
-from penstock.order.randomness import hash64, key_at_hand, uniform_at
+from penstock.order.keys import hash64, key_at_hand, uniform_at
 
 EXTENSIONS = (
     ".mp4",

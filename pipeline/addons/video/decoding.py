@@ -26,7 +26,7 @@ import numpy.typing as npt
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import read_file
 from penstock.files.limits import Limits
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 Frames = npt.NDArray[np.uint8]
 Begin = Callable[[int], int]  # how many frames can begin a clip -> the one that does

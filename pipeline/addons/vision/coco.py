@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from penstock.datasets.reading.labels import check_classes
 from penstock.files.data import read_file
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 _log = logging.getLogger(__name__)
 _ROUNDED = 1.0  # pixels that a tool's rounding may lead out of a picture

@@ -19,7 +19,7 @@ from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, S
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Seed
-from penstock.order.randomness import hash64
+from penstock.order.keys import hash64
 
 VERSION = 1  # raise it when the drawings change
 SHAPES = ("circle", "square", "triangle")

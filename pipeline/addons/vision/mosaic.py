@@ -19,7 +19,7 @@ from torchvision.transforms.v2 import functional as F
 from penstock.errors import DataError
 from penstock.loading.batch import Batch
 from penstock.loading.collate import columns, plain, stack
-from penstock.order.randomness import KeyedRandom
+from penstock.order.keys import KeyedRandom
 from penstock.transforms.batch import images_of, interval, probability
 
 OF_BOXES = ("labels", "crowd", "masks", "keypoints", "visibility")

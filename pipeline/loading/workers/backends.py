@@ -19,9 +19,8 @@ from penstock.errors import PenstockError
 from penstock.loading import worker_status
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import Fetch
-from penstock.order.plan import Request
+from penstock.order.plan import End, Request, StreamRequest
 from penstock.order.randomness import scope
-from penstock.order.streams import End, StreamRequest
 
 
 class Backend(Protocol):

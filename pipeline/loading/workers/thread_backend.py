@@ -26,10 +26,9 @@ from penstock.loading.workers.backends import Asked, Failure, Result, Results, W
 from penstock.loading.workers.failures import FailureReport
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.window import POLL, Task, windowed
-from penstock.order.plan import Request
+from penstock.order.plan import Request, StreamRequest
 from penstock.order.randomness import scope
 from penstock.order.seeding import SharedGeneratorError, ThreadRandomness, Watch, probe
-from penstock.order.streams import StreamRequest
 
 _LAST = 0.05  # seconds for each thread of a run that was asked to stop
 

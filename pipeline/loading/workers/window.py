@@ -20,7 +20,7 @@ from penstock.loading.fetch import Fetch
 from penstock.loading.memory import nbytes
 from penstock.loading.workers.backends import Asked, Result, Results
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.randomness import hash64
+from penstock.order.keys import hash64
 from penstock.torch_internals import ExceptionWrapper
 
 POLL = 0.5  # seconds between two looks at workers that report nothing

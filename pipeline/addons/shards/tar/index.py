@@ -18,7 +18,7 @@ from penstock.addons.shards.tar.archive import PLAIN, Dots, PlainTar, read_sampl
 from penstock.datasets.files import walk
 from penstock.errors import DataError, PenstockError
 from penstock.files.disk import write_atomically
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 from penstock.terminal import put, watched
 
 SUFFIX = ".index"

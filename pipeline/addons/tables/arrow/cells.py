@@ -18,7 +18,7 @@ from penstock.datasets.reading.audio import decode_audio, header_of
 from penstock.datasets.reading.image import decode_image, undecoded
 from penstock.datasets.reading.mapped_array import plain_tensor
 from penstock.files.limits import Limits
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 if TYPE_CHECKING:
     import pyarrow as pa

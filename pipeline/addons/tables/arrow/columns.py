@@ -36,7 +36,7 @@ from penstock.addons.tables.arrow.files import (
 )
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 from penstock.terminal import watched
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from penstock.datasets.reading.file_kind import stranger
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import DataError
 from penstock.files.paths import is_remote
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 from penstock.terminal import watched
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from penstock.errors import DataError
 from penstock.files.limits import Limits
 from penstock.loading import output_buffers
 from penstock.loading.collate import Ragged, joined
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 
 if TYPE_CHECKING:
     import pyarrow as pa

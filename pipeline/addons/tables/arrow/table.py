@@ -58,7 +58,7 @@ from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Count, Fraction, Limits, Seed
 from penstock.files.paths import is_remote
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 from penstock.terminal import watched
 
 if TYPE_CHECKING:

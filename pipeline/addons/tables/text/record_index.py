@@ -19,7 +19,7 @@ from penstock.datasets.reading.generated_folder import CacheFolder, NamedArrays
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Limits
-from penstock.order.randomness import IntArray
+from penstock.order.keys import IntArray
 from penstock.terminal import progress
 
 Quoting = Literal["standard", "none"]
