@@ -29,7 +29,7 @@ from penstock.distributed.world import World, from_environment, is_launched
 from penstock.errors import ConfigError
 from penstock.loading.bad_samples import Budget, SampleError, rule
 from penstock.loading.collate import Stack
-from penstock.loading.dataset_facts import table_of
+from penstock.loading.facts import table_of
 from penstock.loading.fetch import Fetch, batch_hash, hash_of_rows, row_hashes
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch

@@ -28,7 +28,6 @@ KNOWN_TO_DATASETS = (
     "penstock.files",
     "penstock.order.keys",
     "penstock.transforms.jpeg_header",
-    "penstock.loading.encoded",
 )
 KNOW_HYDRA = {
     "pipeline/command.py",

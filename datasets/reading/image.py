@@ -35,8 +35,8 @@ from torchvision import tv_tensors
 from penstock.datasets.reading.file_kind import stranger
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import read_file
+from penstock.files.encoded import TURNED, EncodedImage, notices
 from penstock.files.limits import DEFAULT, Limits
-from penstock.loading.encoded import TURNED, EncodedImage, notices
 from penstock.terminal import say
 from penstock.transforms.jpeg_header import has_jpeg_end, jpeg_header, without_exif
 

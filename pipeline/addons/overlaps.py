@@ -18,9 +18,9 @@ import torch
 
 from penstock.build.data import DataParts, Split
 from penstock.errors import ConfigError
+from penstock.files.encoded import EncodedImage
 from penstock.loading.bad_samples import BadSampleError, path_of
 from penstock.loading.batch import Batch
-from penstock.loading.encoded import EncodedImage
 from penstock.loading.fetch import Fetch, hash_sample
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.stream_fetch import StreamFetch

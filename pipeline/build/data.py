@@ -23,13 +23,12 @@ from penstock.files.limits import DEFAULT
 from penstock.loading.bad_samples import Budget, epoch_length
 from penstock.loading.collate import List, Single
 from penstock.loading.compose import Views
-from penstock.loading.dataset_facts import classes_of, facts_of, table_for, tokenizer_of
+from penstock.loading.facts import SomeRows, classes_of, facts_of, table_for, tokenizer_of
 from penstock.loading.fetch import Fetch, refuse_postscript
+from penstock.loading.fields import Fields, OwnCollate
 from penstock.loading.known_by import CONTENT, FINGERPRINT, KNOWN_BY, in_fingerprint
 from penstock.loading.loader import Loader
-from penstock.loading.named_fields import Fields, OwnCollate
 from penstock.loading.workers.options import LoaderOptions, check, options_of
-from penstock.loading.wrapped import SomeRows, unfiltered
 from penstock.order.address import Skipped
 from penstock.order.plan import (
     Plan,
@@ -296,7 +295,7 @@ class Split:
             raise ConfigError(
                 Problem(
                     self.node[0],
-                    f"{type(unfiltered(dataset)).__name__} has no rows for the {self.name} split, "
+                    f"{type(dataset).__name__} has no rows for the {self.name} split, "
                     "or no __len__, and an epoch needs one; change what it reads, or how it is "
                     "divided (+dataset.test_fraction=0.1), or train without validation: "
                     "data.validate=false",

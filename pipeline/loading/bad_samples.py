@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from penstock.errors import ConfigError, DataError, PenstockError, UnreachableError
-from penstock.loading.wrapped import sample_name
+from penstock.loading.facts import sample_name
 from penstock.order.keys import hash64
 from penstock.order.permutation import Permutation
 from penstock.order.plan import Plan, Request, StreamPlan

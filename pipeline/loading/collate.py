@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.data import default_collate, default_convert
 
 from penstock.errors import DataError
-from penstock.loading import output_buffers
-from penstock.loading.encoded import EncodedImage
+from penstock.files.encoded import EncodedImage
+from penstock.loading.output import contiguous_view
 from penstock.order.keys import IntArray
 
 Sample = Mapping[str, Any]
@@ -237,7 +237,7 @@ def stack(field: str, values: list[Any]) -> Any:
         return values
     if isinstance(first, Tensor):
         rows = values if type(first) is Tensor else [value.as_subclass(Tensor) for value in values]
-        view = output_buffers.contiguous_view(rows)
+        view = contiguous_view(rows)
         if view is not None:
             return view
         return default_collate(rows)

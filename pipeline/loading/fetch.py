@@ -26,7 +26,8 @@ import numpy as np
 import torch
 
 from penstock.errors import DataError
-from penstock.loading import output_buffers, worker_status
+from penstock.files.encoded import EncodedImage, notices
+from penstock.loading import output, worker_status
 from penstock.loading.bad_samples import (
     RAISE,
     BadSampleError,
@@ -37,12 +38,11 @@ from penstock.loading.bad_samples import (
 from penstock.loading.bad_samples import SampleError as SampleError  # also public from here
 from penstock.loading.batch import Batch
 from penstock.loading.collate import Mismatch, kinds_of, plain
-from penstock.loading.encoded import EncodedImage, notices
-from penstock.loading.named_fields import NAMELESS, Fields, OwnCollate
+from penstock.loading.facts import own_row, sample_name
+from penstock.loading.fields import NAMELESS, Fields, OwnCollate
 from penstock.loading.sample_reader import Recipe, SampleReader
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.whole_batches import NotAtOnceError, WholeBatches
-from penstock.loading.wrapped import own_row, sample_name
 from penstock.order.keys import IntArray, begin_sample, sample_keys
 from penstock.order.plan import Request
 from penstock.order.private_generators import PrivateGenerators
@@ -194,7 +194,7 @@ class Fetch:
         warnings: Mapping[str, str],
         draws: Draws,
     ) -> Batch:
-        with output_buffers.batch(len(request)):
+        with output.batch(len(request)):
             reader = SampleReader(
                 self.recipe, request, rows, self.transform, draws, timer, self.substitutes
             )

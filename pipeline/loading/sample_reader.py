@@ -29,9 +29,9 @@ from penstock.loading.bad_samples import (
     is_bad,
     path_of,
 )
-from penstock.loading.named_fields import Fields, Restore, restorer
+from penstock.loading.facts import own_row
+from penstock.loading.fields import Fields, Restore, restorer
 from penstock.loading.stage_timer import StageTimer
-from penstock.loading.wrapped import own_row
 from penstock.order.keys import IntArray
 from penstock.order.plan import Request
 from penstock.order.randomness import Draws

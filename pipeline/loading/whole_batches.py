@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from penstock.errors import DataError
+from penstock.files.encoded import EncodedImage, StoredPictures
 from penstock.loading import worker_status
 from penstock.loading.bad_samples import BadSampleError
 from penstock.loading.collate import Mismatch, Stack, kinds_of, stack
 from penstock.loading.compose import Compose
-from penstock.loading.encoded import EncodedImage, StoredPictures
+from penstock.loading.facts import SomeRows
 from penstock.loading.sample_reader import Recipe, SampleReader
 from penstock.loading.stage_timer import StageTimer
-from penstock.loading.wrapped import SomeRows
 from penstock.order.keys import KeyArray
 from penstock.order.plan import Request
 from penstock.order.randomness import Draws

@@ -21,7 +21,7 @@ from typing import Any
 from penstock.errors import ConfigError, Problem
 from penstock.files.disk import append, writing
 from penstock.loading.bad_samples import BadSamples, LeftOut, OnError, path_of, rule
-from penstock.loading.wrapped import SomeRows, unfiltered, unfiltered_fingerprint
+from penstock.loading.facts import SomeRows, unfiltered, unfiltered_fingerprint
 from penstock.order.plan import Plan, StreamPlan
 from penstock.runs.left_out import (
     COLUMNS,

@@ -23,12 +23,12 @@ from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
 from penstock.loading.bad_samples import BadSampleError, LeftOut, Stage, in_one_line, path_of
 from penstock.loading.batch import Batch
+from penstock.loading.facts import own_row, unfiltered_fingerprint
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.sample_reader import SampleReader
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.stream_fetch import StreamFetch
-from penstock.loading.wrapped import own_row, unfiltered_fingerprint
 from penstock.order.keys import sample_keys
 from penstock.order.plan import Plan, Request, StreamOrder, StreamPlan, length_of
 from penstock.order.randomness import Draws

@@ -21,8 +21,8 @@ from torch import Tensor
 from penstock.files.disk import append
 from penstock.loading.bad_samples import Budget, LeftOut
 from penstock.loading.batch import Batch
+from penstock.loading.facts import unfiltered_fingerprint
 from penstock.loading.loader import Loader
-from penstock.loading.wrapped import unfiltered_fingerprint
 from penstock.order.address import Address, Skipped
 from penstock.runs.left_out import NAME as QUARANTINE
 from penstock.runs.quarantine import QuarantineFile, entries, notes

@@ -18,10 +18,9 @@ from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.collate import plain
-from penstock.loading.dataset_facts import table_of
+from penstock.loading.facts import SomeRows, table_of
 from penstock.loading.fetch import batch_hash
-from penstock.loading.named_fields import Fields
-from penstock.loading.wrapped import SomeRows
+from penstock.loading.fields import Fields
 from penstock.order.address import Address
 from penstock.order.plan import End
 from penstock.order.randomness import scope

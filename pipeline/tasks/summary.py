@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock import program
-from penstock.loading.wrapped import unfiltered
+from penstock.loading.facts import unfiltered
 from penstock.order.plan import length_of
 from penstock.terminal import put
 

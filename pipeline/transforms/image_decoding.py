@@ -18,9 +18,9 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.encoded import TURNED, EncodedImage, StoredPictures, notices
 from penstock.files.limits import Limits
-from penstock.loading import output_buffers
-from penstock.loading.encoded import TURNED, EncodedImage, StoredPictures, notices
+from penstock.loading.output import allocate, allocate_row
 from penstock.order.keys import KeyArray, key_at_hand
 from penstock.transforms import native_images, pure_images
 from penstock.transforms.batch import BatchCompose
@@ -100,7 +100,7 @@ class Decode:
             DataError: one of them is bad.
         """
         shape = (*self.size, 3) if channels_last else (3, *self.size)
-        array, tensor = output_buffers.allocate((len(keys), *shape), np.dtype(self._kind))
+        array, tensor = allocate((len(keys), *shape), np.dtype(self._kind))
         if isinstance(pictures, StoredPictures):
             if (pictures.channels != 3).any():
                 return None
@@ -126,7 +126,7 @@ class Decode:
 
     def _one(self, value: Any, key: int) -> Any:
         if isinstance(value, (EncodedImage, tv_tensors.Image)):
-            row = output_buffers.allocate_row((3, *self.size), self._kind)
+            row = allocate_row((3, *self.size), self._kind)
             if isinstance(value, EncodedImage):
                 if not self._decoded(value, key, row.array):
                     self._put(self._from_pixels(value.decode(), key), row.array)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.files.encoded import StoredPictures
 from penstock.loading import worker_status
-from penstock.loading.encoded import StoredPictures
 from penstock.transforms.crops import Crops
 from penstock.transforms.jpeg_header import JpegHeader
 

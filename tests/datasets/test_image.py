@@ -19,8 +19,8 @@ from penstock.datasets.reading.image import (
     sizes_of,
 )
 from penstock.errors import ConfigError, DataError
+from penstock.files.encoded import notices
 from penstock.files.limits import Limits
-from penstock.loading.encoded import notices
 from penstock.transforms.image_decoding import DecodeResize
 from tests.program import run
 

@@ -12,8 +12,14 @@ from torch.utils.data import Subset, TensorDataset
 
 from penstock.addons.filters.kept import KeptRows, Selection, kept_rows
 from penstock.errors import DataError
-from penstock.loading.dataset_facts import classes_of, facts_of, table_of
-from penstock.loading.wrapped import own_row, unfiltered, unfiltered_fingerprint
+from penstock.loading.facts import (
+    classes_of,
+    facts_of,
+    own_row,
+    table_of,
+    unfiltered,
+    unfiltered_fingerprint,
+)
 from penstock.runs.identity.fingerprints import fingerprint_of
 
 TABLE = pd.DataFrame({"length": [3, 700, 41, 9], "hash": ["a", "b", "a", "c"]})

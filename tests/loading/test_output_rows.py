@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.loading import output_buffers
-from penstock.loading.output_buffers import allocate_row, batch, contiguous_view
+from penstock.loading import output
+from penstock.loading.output import allocate_row, batch, contiguous_view
 
 FLOAT = np.float32
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr(output_buffers, "_idle", {})
+    monkeypatch.setattr(output, "_idle", {})
 
 
 def filled(count, rows, shape=(2, 3), dtype=FLOAT):
@@ -77,13 +77,13 @@ def test_a_row_of_another_shape_or_type_is_a_tensor_of_its_own():
 
 
 def test_sixteen_pieces_wait_at_most():
-    held = [output_buffers.allocate((8,), np.dtype(np.uint8)) for _ in range(20)]
+    held = [output.allocate((8,), np.dtype(np.uint8)) for _ in range(20)]
     del held
-    assert len(output_buffers._idle[8]) == 16
+    assert len(output._idle[8]) == 16
 
 
 def test_fresh_memory_begins_at_a_cache_line():
     for size in (1, 63, 64, 1000):
-        array, tensor = output_buffers.allocate((size,), np.dtype(np.uint8))
+        array, tensor = output.allocate((size,), np.dtype(np.uint8))
         assert array.ctypes.data % 64 == 0
         assert (array.shape, tensor.shape) == ((size,), (size,))

@@ -17,9 +17,9 @@ from penstock.build.data import DataParts
 from penstock.build.training import TrainingParts
 from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import Stack
-from penstock.loading.dataset_facts import classes_of, facts_of, table_of
+from penstock.loading.facts import classes_of, facts_of, table_of
 from penstock.loading.fetch import Fetch
-from penstock.loading.named_fields import Fields, OwnCollate, restorer
+from penstock.loading.fields import Fields, OwnCollate, restorer
 from penstock.order.plan import Plan
 from penstock.order.samplers import Sequential
 from penstock.tasks.digest import lines

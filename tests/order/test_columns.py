@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.errors import DataError
-from penstock.loading.dataset_facts import lengths_of, table_of
+from penstock.loading.facts import lengths_of, table_of
 from penstock.order.columns import ChosenRows, EndToEnd, LengthTable
 from penstock.order.samplers import Bucket, Curriculum, Weighted
 

@@ -12,7 +12,7 @@ from penstock.addons.packs.packing import pack
 from penstock.addons.packs.recipe import Recipe
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError, PenstockError
-from penstock.loading.dataset_facts import (
+from penstock.loading.facts import (
     classes_of,
     facts_of,
     lengths_of,

@@ -5,8 +5,8 @@ import types
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.loading.facts import SomeRows
 from penstock.loading.known_by import PLACE
-from penstock.loading.wrapped import SomeRows
 from penstock.runs.identity import dataset, fingerprints, sources
 
 HERE = __name__

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-from penstock.loading.wrapped import SomeRows
+from penstock.loading.facts import SomeRows
 from penstock.tasks.replay import describe_rows
 
 

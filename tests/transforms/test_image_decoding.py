@@ -22,9 +22,9 @@ from penstock.build.data import DataParts
 from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.reading.image import encoded_image, read_image
 from penstock.errors import ConfigError, DataError
-from penstock.loading import output_buffers
+from penstock.files.encoded import EncodedImage, StoredPictures
+from penstock.loading import output
 from penstock.loading.collate import Stack
-from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader, LoaderOptions
 from penstock.order.keys import begin_sample, hash64
@@ -500,9 +500,9 @@ def test_a_batch_is_written_in_place(tmp_path):
 
 def test_memory_is_used_again_only_when_nobody_holds_it():
     def one():
-        with output_buffers.batch(3):
-            rows = [output_buffers.allocate_row((4, 5), np.float32).tensor for _ in range(3)]
-            return output_buffers.contiguous_view(rows)
+        with output.batch(3):
+            rows = [output.allocate_row((4, 5), np.float32).tensor for _ in range(3)]
+            return output.contiguous_view(rows)
 
     first = one()
     place = first.data_ptr()
@@ -534,31 +534,28 @@ def test_workers_write_into_shared_memory(tmp_path, size, shares):
 
 
 def test_rows_that_are_not_in_order_are_stacked_as_usual():
-    with output_buffers.batch(3):
-        rows = [
-            output_buffers.allocate_row((2,), np.float32).tensor.fill_(number)
-            for number in range(3)
-        ]
-        assert output_buffers.contiguous_view(rows).tolist() == [[0, 0], [1, 1], [2, 2]]
-        assert output_buffers.contiguous_view(rows[1:]).tolist() == [[1, 1], [2, 2]]
-        assert output_buffers.contiguous_view(rows[::-1]) is None
-        assert output_buffers.contiguous_view([rows[0], rows[2]]) is None
-        assert output_buffers.contiguous_view([rows[0], rows[1].clone()]) is None
-        assert output_buffers.contiguous_view([row[:1] for row in rows]) is None
-        beyond = output_buffers.allocate_row((2,), np.float32).tensor
-        assert output_buffers.contiguous_view([rows[2], beyond]) is None
-    assert output_buffers.contiguous_view(rows) is None  # the batch is over
+    with output.batch(3):
+        rows = [output.allocate_row((2,), np.float32).tensor.fill_(number) for number in range(3)]
+        assert output.contiguous_view(rows).tolist() == [[0, 0], [1, 1], [2, 2]]
+        assert output.contiguous_view(rows[1:]).tolist() == [[1, 1], [2, 2]]
+        assert output.contiguous_view(rows[::-1]) is None
+        assert output.contiguous_view([rows[0], rows[2]]) is None
+        assert output.contiguous_view([rows[0], rows[1].clone()]) is None
+        assert output.contiguous_view([row[:1] for row in rows]) is None
+        beyond = output.allocate_row((2,), np.float32).tensor
+        assert output.contiguous_view([rows[2], beyond]) is None
+    assert output.contiguous_view(rows) is None  # the batch is over
 
 
 def test_slots_of_threads_are_their_own():
     found = {}
 
     def work(name):
-        with output_buffers.batch(2):
-            found[name] = [output_buffers.allocate_row((8,), np.uint8).tensor for _ in range(2)]
+        with output.batch(2):
+            found[name] = [output.allocate_row((8,), np.uint8).tensor for _ in range(2)]
 
-    with output_buffers.batch(2):
-        work_here = output_buffers.allocate_row((8,), np.uint8).tensor
+    with output.batch(2):
+        work_here = output.allocate_row((8,), np.uint8).tensor
         threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
         for thread in threads:
             thread.start()

@@ -27,11 +27,10 @@ from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
 from penstock.distributed.world import World, default_processes
 from penstock.errors import ConfigError, Problem
-from penstock.loading import wrapped
+from penstock.loading import facts
 from penstock.loading.bad_samples import path_of
-from penstock.loading.dataset_facts import table_of
+from penstock.loading.facts import SomeRows, table_of, unfiltered
 from penstock.loading.known_by import relation
-from penstock.loading.wrapped import SomeRows, unfiltered
 from penstock.order.address import Address, Skipped
 from penstock.order.keys import sample_keys
 from penstock.order.plan import Plan, Request
@@ -365,7 +364,7 @@ def rows_of(sample: Sample, split: Split) -> list[int]:
 
 def own_row(dataset: object, row: int) -> int:
     """The dataset's own number of a row that the plan numbers `row`; another behind a filter."""
-    own = wrapped.own_row(dataset, row)
+    own = facts.own_row(dataset, row)
     return row if own is None else own
 
 
@@ -385,7 +384,7 @@ def listed_in(path: Path | str, split: Split) -> dict[int, str]:
         ConfigError: it cannot be read, or is of another dataset.
     """
     dataset = split.dataset
-    own = wrapped.unfiltered_fingerprint(dataset, split.fingerprint["dataset"])
+    own = facts.unfiltered_fingerprint(dataset, split.fingerprint["dataset"])
     causes = known_rows(path, unfiltered(dataset), split.name, own)
     if not isinstance(dataset, SomeRows):
         return causes

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from penstock.addons.filters.expressions import Expression
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.loading.dataset_facts import table_of, with_token_lengths
+from penstock.loading.facts import table_of, with_token_lengths
 from penstock.order.columns import column_of
 from penstock.order.keys import FloatArray, IntArray
 from penstock.order.plan import Costs

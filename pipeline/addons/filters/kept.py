@@ -26,9 +26,8 @@ from penstock.addons.filters.expressions import Expression, Mask, columns_of_tab
 from penstock.config.schema import DataSection
 from penstock.config.targets import make
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.loading.dataset_facts import columns_of, lengths_of, table_of
-from penstock.loading.named_fields import Fields
-from penstock.loading.wrapped import SomeRows
+from penstock.loading.facts import SomeRows, columns_of, lengths_of, table_of
+from penstock.loading.fields import Fields
 from penstock.order.columns import ColumnView
 from penstock.order.keys import IntArray
 from penstock.order.plan import is_stream

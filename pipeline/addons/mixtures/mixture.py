@@ -21,7 +21,7 @@ from penstock.datasets.reading.fingerprint import DataFile
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Count
 from penstock.loading.collate import joined
-from penstock.loading.dataset_facts import classes_of
+from penstock.loading.facts import classes_of
 from penstock.loading.whole_batches import reads_whole
 from penstock.order.columns import EndToEnd
 from penstock.order.keys import hash64

@@ -16,8 +16,8 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.errors import DataError
-from penstock.loading import output_buffers
-from penstock.loading.encoded import EncodedImage
+from penstock.files.encoded import EncodedImage
+from penstock.loading.output import allocate
 
 Numbers = npt.NDArray[Any]
 
@@ -198,7 +198,7 @@ def _column(field: Field, values: Sequence[Any]) -> Column:
     if field.has_canvas:
         canvases = np.array([value.canvas_size for value in values], np.int32)
     size = sum(array.nbytes for array in arrays)
-    target, numbers = output_buffers.allocate((size,), np.dtype(np.uint8))
+    target, numbers = allocate((size,), np.dtype(np.uint8))
     start = 0
     for array in arrays:
         stop = start + array.nbytes

@@ -30,8 +30,8 @@ from penstock.addons.packs.folder import NpyStream, Pack, damaged
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Limits
 from penstock.loading.bad_samples import path_of
-from penstock.loading.dataset_facts import classes_of, facts_of, lengths_of, table_of
-from penstock.loading.named_fields import Fields
+from penstock.loading.facts import classes_of, facts_of, lengths_of, table_of
+from penstock.loading.fields import Fields
 from penstock.order.keys import IntArray
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from penstock.addons.predicting.trained import Trained, trained
 from penstock.config.schema import Config, Format
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.files.disk import write_atomically
-from penstock.loading.dataset_facts import classes_of
+from penstock.loading.facts import classes_of
 from penstock.terminal import put
 from penstock.transforms.image import IMAGENET
 

@@ -22,8 +22,7 @@ from penstock.build.training import TrainingParts
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
 from penstock.files.disk import write_atomically
-from penstock.loading.dataset_facts import classes_of
-from penstock.loading.wrapped import unfiltered
+from penstock.loading.facts import classes_of, unfiltered
 from penstock.runs.only_shown import only_shown
 from penstock.runs.resumption import run_of
 

@@ -33,7 +33,7 @@ from penstock.datasets.reading.labels import check_rows
 from penstock.datasets.reading.mapped_array import MappedArray
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.files.limits import Limits
-from penstock.loading.wrapped import unfiltered
+from penstock.loading.facts import unfiltered
 from penstock.order.keys import IntArray
 from penstock.order.plan import Plan
 from penstock.order.samplers import Subset

@@ -25,9 +25,9 @@ from penstock.distributed.group import join
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import write_atomically
 from penstock.loading.collate import List
+from penstock.loading.facts import unfiltered
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
-from penstock.loading.wrapped import unfiltered
 from penstock.order.address import Skipped
 from penstock.order.plan import Plan, StreamOrder
 from penstock.order.samplers import Subset

@@ -34,7 +34,7 @@ import torch
 from penstock import torch_internals
 from penstock.addons.ray.cluster import LAST_ON_PATH
 from penstock.addons.ray.message import pack
-from penstock.loading import output_buffers, worker_status
+from penstock.loading import output, worker_status
 from penstock.loading.workers.backends import attempt
 from penstock.torch_internals import ExceptionWrapper, WorkerInfo, numpy_seed
 
@@ -97,7 +97,7 @@ class BatchActor:
         # Batches leave this process as copies, so nothing need lie in shared memory, and the memory
         # of one can be that of the next.
         torch_internals.share_by(torch.UntypedStorage)
-        output_buffers.reuse()
+        output.reuse()
         self._fetch = pickle.loads(fetch.data)
         random.seed(context.seed)
         torch.manual_seed(context.seed)

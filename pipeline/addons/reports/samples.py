@@ -27,8 +27,7 @@ from penstock.files.disk import prepare, write_atomically
 from penstock.loading.bad_samples import path_of
 from penstock.loading.batch import Batch
 from penstock.loading.compose import further_views
-from penstock.loading.dataset_facts import classes_of, columns_of, table_of
-from penstock.loading.wrapped import own_row, unfiltered
+from penstock.loading.facts import classes_of, columns_of, own_row, table_of, unfiltered
 from penstock.order.keys import IntArray
 from penstock.order.plan import End, StreamPlan, length_of
 from penstock.order.randomness import scope

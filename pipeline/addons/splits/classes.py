@@ -18,9 +18,8 @@ import torch
 from torch.utils.data import ChainDataset, ConcatDataset
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.loading.dataset_facts import classes_of, facts_of, table_of
-from penstock.loading.named_fields import Fields, restorer
-from penstock.loading.wrapped import unfiltered
+from penstock.loading.facts import classes_of, facts_of, table_of, unfiltered
+from penstock.loading.fields import Fields, restorer
 from penstock.order.keys import IntArray
 from penstock.order.plan import is_stream
 from penstock.terminal import say

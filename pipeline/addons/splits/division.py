@@ -20,8 +20,7 @@ from penstock.config.schema import Config
 from penstock.config.targets import arguments, called, options
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Fraction, Index
-from penstock.loading.dataset_facts import table_of
-from penstock.loading.wrapped import unfiltered
+from penstock.loading.facts import table_of, unfiltered
 from penstock.order.keys import IntArray, hash64, hash64_array
 from penstock.order.plan import is_stream
 

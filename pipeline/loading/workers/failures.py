@@ -16,8 +16,8 @@ from typing import Any
 from penstock.distributed.presence import state_of as state_of
 from penstock.loading import memory, worker_status
 from penstock.loading.bad_samples import path_of
+from penstock.loading.facts import own_row, sample_name
 from penstock.loading.worker_status import WorkerStatus
-from penstock.loading.wrapped import own_row, sample_name
 from penstock.order.plan import Request
 
 _MOST_LISTED = 32  # samples of a batch that are listed

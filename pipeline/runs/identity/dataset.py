@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 
 from penstock.config.targets import SUPPLIED, arguments, resolve, walk
-from penstock.loading.dataset_facts import columns_of
+from penstock.loading.facts import SomeRows, columns_of, unfiltered
+from penstock.loading.fields import Fields
 from penstock.loading.known_by import PLACE, tells
-from penstock.loading.named_fields import Fields
-from penstock.loading.wrapped import SomeRows, unfiltered
 from penstock.runs.identity.sources import modules_of
 
 _OURS = "penstock."

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
-from penstock.loading.wrapped import SomeRows
+from penstock.loading.facts import SomeRows
 from penstock.order.plan import length_of
 
 KEY = "data.fingerprint"

@@ -33,8 +33,8 @@ from penstock.addons.tables.arrow.files import empty
 from penstock.datasets.reading.mapped_array import plain_numbers
 from penstock.errors import DataError
 from penstock.files.limits import Limits
-from penstock.loading import output_buffers
 from penstock.loading.collate import Ragged, joined
+from penstock.loading.output import allocate
 from penstock.order.keys import IntArray
 
 if TYPE_CHECKING:
@@ -464,7 +464,7 @@ class Gatherer:
         rows, places = rows[order], order.tolist()
         numbers, starts = np.unique(groups[order], return_index=True)
         blocks = self._by_group
-        outputs = [output_buffers.allocate(b.output(count), b.dtype) for b in blocks]
+        outputs = [allocate(b.output(count), b.dtype) for b in blocks]
         made: dict[str, Any] = {}
         lists: dict[str, list[Ragged]] = {}
         for field in fields:
@@ -528,7 +528,7 @@ class _Block:
         return part
 
     def gathered(self, kept: Array, indices: IntArray) -> dict[str, torch.Tensor]:
-        output = output_buffers.allocate(self.output(len(indices)), self.dtype)
+        output = allocate(self.output(len(indices)), self.dtype)
         if self.shared:  # `take` of rows costs a third of indexing by them
             output.array[...] = kept.take(indices, axis=0).T
         else:

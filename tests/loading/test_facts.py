@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from penstock.errors import DataError
-from penstock.loading import dataset_facts
-from penstock.loading.named_fields import Fields
+from penstock.loading import facts
+from penstock.loading.fields import Fields
 
 
 class Rows:
@@ -27,20 +27,20 @@ LABELED = Rows(targets=[0, 2, 1], lengths=LENGTHS, classes=["a", "b", "c"])
 
 def test_a_table_has_a_row_for_each_sample():
     table = pd.DataFrame({"label": [1, 2, 3]})
-    assert dataset_facts.table_of(Rows(metadata=table, lengths=LENGTHS)) is table
-    assert dataset_facts.table_of(Rows()) is None
+    assert facts.table_of(Rows(metadata=table, lengths=LENGTHS)) is table
+    assert facts.table_of(Rows()) is None
     for dataset, rows in (
         (LABELED, [0, 1, 2]),
         (Subset(LABELED, [2, 0]), [2, 0]),
         (ConcatDataset([LABELED, Subset(LABELED, [1])]), [0, 1, 2, 1]),
     ):
-        table = dataset_facts.table_of(dataset)
+        table = facts.table_of(dataset)
         assert list(table.columns) == ["length", "label"]
         assert table["length"].tolist() == LENGTHS[rows].tolist()
         assert table["label"].tolist() == np.array([0, 2, 1])[rows].tolist()
     mixed = ConcatDataset([LABELED, Rows(targets=[1, 1, 1])])
-    assert list(dataset_facts.table_of(mixed).columns) == ["label"]
-    assert dataset_facts.table_of(ConcatDataset([LABELED, Rows()])) is None
+    assert list(facts.table_of(mixed).columns) == ["label"]
+    assert facts.table_of(ConcatDataset([LABELED, Rows()])) is None
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_a_table_has_a_row_for_each_sample():
 )
 def test_labels_are_a_value_for_each_row(values, kept):
     for name in ("targets", "labels", "_labels"):
-        columns = dataset_facts.columns_of(Rows(**{name: values}), Fields())
+        columns = facts.columns_of(Rows(**{name: values}), Fields())
         assert list(columns) == (["label"] if kept else [])
-    second = dataset_facts.columns_of(Rows(targets=values, labels=[7, 8, 9]), Fields())
+    second = facts.columns_of(Rows(targets=values, labels=[7, 8, 9]), Fields())
     assert second["label"].tolist() == (np.asarray(values).tolist() if kept else [7, 8, 9])
 
 
@@ -69,8 +69,8 @@ def test_labels_are_a_value_for_each_row(values, kept):
 def test_lengths_are_a_whole_number_for_each_row(lengths):
     message = rf"Rows.lengths has {len(lengths)} values of type {lengths.dtype}; .* each of 3 rows"
     with pytest.raises(DataError, match=message):
-        dataset_facts.lengths_of(Rows(lengths=lengths))
-    assert dataset_facts.lengths_of(Rows(lengths=[1, 2])) is None  # somebody's own attribute
+        facts.lengths_of(Rows(lengths=lengths))
+    assert facts.lengths_of(Rows(lengths=[1, 2])) is None  # somebody's own attribute
 
 
 def test_the_tokens_of_texts_are_their_lengths():
@@ -83,21 +83,21 @@ def test_the_tokens_of_texts_are_their_lengths():
 
     table = pd.DataFrame({"text": ["a b", "c", "d e f"], "length": [9, 9, 9]})
     steps = {"other": object(), "tokens": Tokenizer()}
-    counted = dataset_facts.with_token_lengths(table, Rows(), steps)
+    counted = facts.with_token_lengths(table, Rows(), steps)
     assert counted["length"].tolist() == [2, 1, 3]
     other = table.drop(columns="text")
-    assert dataset_facts.with_token_lengths(other, Rows(), steps) is other
-    assert dataset_facts.with_token_lengths(table, Rows(), {"other": object()}) is table
-    assert dataset_facts.with_token_lengths(None, Rows(), steps) is None
+    assert facts.with_token_lengths(other, Rows(), steps) is other
+    assert facts.with_token_lengths(table, Rows(), {"other": object()}) is table
+    assert facts.with_token_lengths(None, Rows(), steps) is None
     own = Rows(text_lengths=lambda length, counting: [length("a b c"), 1, len(counting)])
-    assert dataset_facts.with_token_lengths(table, own, steps)["length"].tolist() == [3, 1, 7]
+    assert facts.with_token_lengths(table, own, steps)["length"].tolist() == [3, 1, 7]
 
 
 FEATURES, CLASSES = torch.zeros(3, 2, 5), torch.tensor([0, 3, 1])
 
 
 @pytest.mark.parametrize(
-    ("dataset", "facts"),
+    ("dataset", "expected"),
     [
         (Rows(facts={"num_classes": 7}, classes=["a"]), {"num_classes": 7}),
         (LABELED, {"num_classes": 3, "num_outputs": 3}),
@@ -121,20 +121,20 @@ FEATURES, CLASSES = torch.zeros(3, 2, 5), torch.tensor([0, 3, 1])
         (TensorDataset(torch.zeros(3)), {}),
     ],
 )
-def test_facts_come_from_classes_labels_and_shapes(dataset, facts):
-    assert dataset_facts.facts_of(dataset) == facts
+def test_facts_come_from_classes_labels_and_shapes(dataset, expected):
+    assert facts.facts_of(dataset) == expected
 
 
 def test_classes_are_those_that_all_parts_have():
-    assert dataset_facts.classes_of(Rows(classes=(1, "b"))) == ["1", "b"]
-    assert dataset_facts.classes_of(Rows(classes={"a": 1})) == []
-    assert dataset_facts.classes_of(ConcatDataset([LABELED, LABELED])) == ["a", "b", "c"]
-    assert dataset_facts.classes_of(ConcatDataset([LABELED, Rows(classes=["a"])])) == []
+    assert facts.classes_of(Rows(classes=(1, "b"))) == ["1", "b"]
+    assert facts.classes_of(Rows(classes={"a": 1})) == []
+    assert facts.classes_of(ConcatDataset([LABELED, LABELED])) == ["a", "b", "c"]
+    assert facts.classes_of(ConcatDataset([LABELED, Rows(classes=["a"])])) == []
 
 
 def test_rows_are_counted_in_all_that_is_inside():
     mixture = Rows(sources={"x": LABELED, "y": Subset(LABELED, [1])})
-    assert dataset_facts.row_counts(ConcatDataset([mixture, LABELED])) == [
+    assert facts.row_counts(ConcatDataset([mixture, LABELED])) == [
         ("ConcatDataset", 6),
         ("Rows", 3),
         ("Rows", 3),

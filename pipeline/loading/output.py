@@ -1,9 +1,9 @@
 """Samples that are written where their batch will be, so that stacking them copies nothing.
 
-    with output_buffers.batch(64):           fetch: so many samples of one batch follow
-        row = output_buffers.allocate_row((3, 224, 224), np.float32)
+    with output.batch(64):           fetch: so many samples of one batch follow
+        row = output.allocate_row((3, 224, 224), np.float32)
         ...                                         a transform writes its sample into each
-        output_buffers.contiguous_view(rows)     collate: [64, 3, 224, 224] if they lie in order
+        output.contiguous_view(rows)     collate: [64, 3, 224, 224] if they lie in order
 
 Everything is per thread, and a row that does not fit is a tensor of its own. In a worker process
 the batch lies in shared memory, as torch's own collate has it, unless it is written to a file

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.loading import output_buffers
+from penstock.loading import output
 
 SHAPE = (4, 3, 5)
 FLOATS = np.dtype(np.float32)
@@ -14,7 +14,7 @@ FLOATS = np.dtype(np.float32)
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr(output_buffers, "_idle", {})
+    monkeypatch.setattr(output, "_idle", {})
 
 
 def places(batches):
@@ -23,7 +23,7 @@ def places(batches):
 
 def crowd(count):
     """So many batches that are held at the same time."""
-    return [output_buffers.allocate(SHAPE, FLOATS).tensor for _ in range(count)]
+    return [output.allocate(SHAPE, FLOATS).tensor for _ in range(count)]
 
 
 def test_a_batch_lies_where_one_lay_that_is_gone():
@@ -49,9 +49,9 @@ def test_all_that_an_epoch_gives_back_at_once_is_there_for_the_next():
 
 def test_what_is_not_needed_for_long_is_given_up():
     crowd(10)
-    (idle,) = output_buffers._idle.values()
+    (idle,) = output._idle.values()
     for most in (6, 1, 1):
-        for _ in range(5 * output_buffers._LOOKED_AT):
+        for _ in range(5 * output._LOOKED_AT):
             crowd(1)
         assert len(idle._pieces) <= most
     assert len(idle._pieces) == 1
@@ -59,7 +59,7 @@ def test_what_is_not_needed_for_long_is_given_up():
 
 def test_a_piece_is_given_up_that_nobody_needed_between_two_looks():
     crowd(3)
-    (idle,) = output_buffers._idle.values()
+    (idle,) = output._idle.values()
     for uses in range(4, 64):
         crowd(1)
         assert len(idle) == 3, uses
@@ -76,7 +76,7 @@ def test_no_two_batches_share_memory(steps):
     held = []
     for number, (takes, which, rows) in enumerate(steps):
         if takes:
-            held.append((number, output_buffers.allocate((rows, 3), FLOATS).tensor.fill_(number)))
+            held.append((number, output.allocate((rows, 3), FLOATS).tensor.fill_(number)))
         elif held:
             held.pop(which % len(held))
         for value, batch in held:
