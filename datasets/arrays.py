@@ -21,9 +21,9 @@ from torch.utils.data import Dataset
 
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
-from penstock.datasets.reading.folder import FolderFile, open_root
 from penstock.datasets.reading.labels import check_rows, class_names, read_labels
 from penstock.datasets.reading.mapped_array import MappedArray, not_finite, plain_numbers
+from penstock.datasets.reading.root import FolderFile, open_root
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed

@@ -23,8 +23,8 @@ import torch
 from penstock.datasets.files import Files
 from penstock.datasets.reading.audio import EXTENSIONS, AudioFolder, check_soundfile, read_header
 from penstock.datasets.reading.fingerprint import DataFile, Part, Sample
-from penstock.datasets.reading.folder import Folder, FolderFile, open_root, with_endings
 from penstock.datasets.reading.mapped_array import MappedArray, not_finite
+from penstock.datasets.reading.root import FolderFile, Root, open_root, with_endings
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
@@ -175,7 +175,7 @@ class AudioPairs(AudioFolder):
 
 
 def _by_stem(
-    folder: Folder, endings: tuple[str, ...], partners: tuple[str, ...], key: str, warns: bool
+    folder: Root, endings: tuple[str, ...], partners: tuple[str, ...], key: str, warns: bool
 ) -> dict[str, str]:
     """Names of the files with one of `endings`, by name without it; `partners` may be there."""
     if not folder.exists():

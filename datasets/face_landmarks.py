@@ -15,7 +15,6 @@ import csv
 import math
 import os
 import re
-from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,9 +26,9 @@ from torchvision import tv_tensors
 
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder import FolderFile, leads_out, open_root
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import Orientation, Reader, check_reader, read_image
+from penstock.datasets.reading.root import FolderFile, open_root
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
@@ -60,13 +59,11 @@ class FaceLandmarks(FolderDataset):
         limits: what a file may claim.
         test_fraction: share of the images that are kept for a test.
         orientation: "apply" turns images as their EXIF says; "ignore" takes them as they are
-            stored, as the tool may have done in which they were marked; None: "apply", and a line
-            with the count of such images.
+            stored, as the tool may have done in which they were marked; None: "apply".
 
     Raises:
-        DataError: the folder, the CSV or an image named in it is missing, or the CSV has a mistake,
-            as a name that leads out of the folder. No image is opened; a damaged one is refused
-            when it is read.
+        DataError: the folder, the CSV or an image named in it is missing, or the CSV has a mistake.
+            No image is opened; a damaged one is refused when it is read.
         ConfigError: the reader, the split or its share is invalid.
     """
 
@@ -104,8 +101,6 @@ class FaceLandmarks(FolderDataset):
                 f"{self.folder.path(names[row])!r} is missing. Put it there or remove the row (or "
                 "set dataset.images to their folder)."
             )
-        if split == "train":
-            self.check_turns(names, "landmarks", orientation)
         rows = split_rows(encoded, split, val_fraction, split_seed, None, test_fraction)
         self.names, self.lines = encoded[rows], lines[rows]
         self.landmarks = landmarks[order][rows]
@@ -159,7 +154,7 @@ def head_poses(landmarks: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 NAME = "image_name"
-_COORDINATE = re.compile(r"part_(\d{1,18})_[xy]")
+_COORDINATE = re.compile(r"part_(\d{1,9})_[xy]")
 
 
 def _read_table(path: str, shown: str) -> tuple[dict[str, int], npt.NDArray[np.float32]]:
@@ -169,41 +164,14 @@ def _read_table(path: str, shown: str) -> tuple[dict[str, int], npt.NDArray[np.f
         shown: the path or address of the table, for messages.
 
     Raises:
-        DataError: a column or value is missing, duplicate, empty, not a number or not finite, or a
-            name leads out of the folder of images; names the file, line, column and value.
+        DataError: a column or value is missing, duplicate, empty, not a number or not finite; names
+            the file, line, column and value.
     """
-    lines: dict[str, int] = {}
-    values: list[npt.NDArray[np.float32]] = []
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
-            named, *coordinates = _columns(shown, header)
-            for row in filter(None, reader):  # no blank lines, as editors leave at the end
-                where = f"{shown!r}, line {reader.line_num}"
-                if len(row) != len(header):
-                    raise DataError(
-                        f"{where}: {len(row)} values, but the header has {len(header)} columns. "
-                        "Complete the row or remove it."
-                    )
-                name = row[named].strip()
-                wrong = "" if name else "the value is empty"
-                if name in lines:
-                    wrong = f"{name!r} is already in line {lines[name]}"
-                elif name and leads_out(name):
-                    wrong = f"{name!r} leads out of the folder of images"
-                if wrong:
-                    raise DataError(f"{where}, column {NAME!r}: {wrong}. Correct the row.")
-                lines[name] = reader.line_num
-                numbers = np.array([_number(row[column]) for column in coordinates])
-                finite = np.abs(numbers) < 3.4e38  # of float32
-                if not finite.all():
-                    column = coordinates[int(finite.argmin())]
-                    raise DataError(
-                        f"{where}, column {header[column]!r}: {row[column]!r} is not a finite "
-                        "number. Put a number in pixels there or remove the row."
-                    )
-                values.append(numbers.astype(np.float32))
+            rows = [(reader.line_num, row) for row in reader if row]
     except OSError as error:
         raise DataError(
             f"cannot read the landmarks {shown!r}: {error.strerror}. "
@@ -213,37 +181,40 @@ def _read_table(path: str, shown: str) -> tuple[dict[str, int], npt.NDArray[np.f
         raise DataError(
             f"{shown!r} is not UTF-8, or no CSV: {error}. Save it as CSV in UTF-8."
         ) from error
-    if not lines:
-        raise DataError(f"{shown!r} has a header and no rows: there is nothing to train on.")
-    return lines, np.stack(values).reshape(len(lines), -1, 2)
-
-
-def _columns(path: str, header: list[str]) -> list[int]:
-    """The places of the column of names, and of part_0_x, part_0_y, part_1_x ..."""
-    if not header:
-        raise DataError(f"{path!r} is empty: it needs a header ({NAME},part_0_x,part_0_y,...)")
-    places = {name: column for column, name in enumerate(header)}
-    if len(places) < len(header):
-        double = Counter(header).most_common(1)[0][0]
-        raise DataError(f"{path!r}, line 1: column {double!r} appears twice. Remove one.")
-    parts = {int(match[1]) for match in map(_COORDINATE.fullmatch, places) if match}
-    count = max(parts, default=0) + 1
-    # Not a list: a column may claim to be the 10^11th, and the first missing one ends the loop.
-    needed = chain([NAME], (f"part_{part}_{axis}" for part in range(count) for axis in "xy"))
-    missing = next((name for name in needed if name not in places), None)
-    if missing is not None:
-        raise DataError(
-            f"{path!r}, line 1: column {missing!r} is missing (it has {len(header)} columns: "
-            f"{', '.join(header[:4])} ...). Add it."
-        )
-    return [
-        places[NAME],
-        *(places[f"part_{part}_{axis}"] for part in range(count) for axis in "xy"),
-    ]
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+    if not rows:
+        wrong = "has a header and no rows" if header else "is empty: it needs a header"
+        raise DataError(f"{shown!r} {wrong} ({NAME},part_0_x,part_0_y,...)")
+    found = map(_COORDINATE.fullmatch, header)
+    parts = range(max((int(part[1]) for part in found if part), default=0) + 1)
+    places = []
+    for name in chain([NAME], (f"part_{part}_{axis}" for part in parts for axis in "xy")):
+        if (count := header.count(name)) != 1:
+            wrong = "appears twice. Remove one" if count else "is missing. Add it"
+            raise DataError(f"{shown!r}, line 1: column {name!r} {wrong}.")
+        places.append(header.index(name))
+    lines: dict[str, int] = {}
+    landmarks = np.empty((len(rows), len(places) - 1), np.float32)
+    for number, (line, row) in enumerate(rows):
+        where = f"{shown!r}, line {line}"
+        if len(row) != len(header):
+            raise DataError(
+                f"{where}: {len(row)} values, but the header has {len(header)} columns. "
+                "Complete the row or remove it."
+            )
+        name = row[places[0]].strip()
+        if not name or name in lines:
+            wrong = f"{name!r} is already in line {lines[name]}" if name else "the value is empty"
+            raise DataError(f"{where}, column {NAME!r}: {wrong}. Correct the row.")
+        lines[name] = line
+        for column, place in enumerate(places[1:]):
+            try:
+                value = float(row[place])
+            except ValueError:
+                value = math.nan
+            if not abs(value) < 3.4e38:  # of float32
+                raise DataError(
+                    f"{where}, column {header[place]!r}: {row[place]!r} is not a finite number. "
+                    "Put a number in pixels there or remove the row."
+                )
+            landmarks[number, column] = value
+    return lines, landmarks.reshape(len(rows), -1, 2)

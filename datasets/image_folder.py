@@ -18,10 +18,10 @@ import numpy as np
 
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder import Folder, open_root, with_endings
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import Reader, check_reader, encoded_image, read_image
 from penstock.datasets.reading.labels import check_classes
+from penstock.datasets.reading.root import Root, open_root, with_endings
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
@@ -127,7 +127,7 @@ class ImageFolder(FolderDataset):
 
 
 def _images(
-    folder: Folder, classes: list[str], extensions: tuple[str, ...], warns: bool, holds: str
+    folder: Root, classes: list[str], extensions: tuple[str, ...], warns: bool, holds: str
 ) -> tuple[list[bytes], list[int]]:
     """The images of each class: names, relative to `folder`, and how many there are of each."""
     allowed = (
@@ -161,7 +161,7 @@ def _images(
     return names, counts
 
 
-def _is_divided(root: Folder) -> bool:
+def _is_divided(root: Root) -> bool:
     """Whether there are folders "train" and "val"."""
     there = [name for name in ("train", "val") if root.below(name).exists()]
     if len(there) == 1 and root.below(there[0]).folders():

@@ -20,8 +20,8 @@ import numpy as np
 from penstock.datasets.files import Files
 from penstock.datasets.reading.audio import EXTENSIONS, AudioFolder, check_soundfile
 from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder import Folder, open_root, with_endings
 from penstock.datasets.reading.labels import check_classes
+from penstock.datasets.reading.root import Root, open_root, with_endings
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Index, Limits
@@ -115,7 +115,7 @@ class SpokenDigits(AudioFolder):
         return ["spoken_digits", len(self.speakers), *self.speakers, *self._file_parts(sized)]
 
 
-def _recordings(folder: Folder, warns: bool) -> Iterator[tuple[bytes, int, str, int]]:
+def _recordings(folder: Root, warns: bool) -> Iterator[tuple[bytes, int, str, int]]:
     """Name, digit, speaker and take of each audio file in `folder`, sorted by name."""
     if not folder.exists():
         raise DataError(f"{str(folder)!r} is missing. Set dataset.recordings to its name.")

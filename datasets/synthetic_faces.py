@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from penstock.datasets.face_landmarks import FaceLandmarks
-from penstock.datasets.reading.generated_folder import generated_data
+from penstock.datasets.reading.generated import generated_data
 from penstock.datasets.reading.image import Reader
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
@@ -34,7 +34,7 @@ class SyntheticFaces(FaceLandmarks):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `penstock.datasets.reading.generated_folder`).
+            in the user's cache (see `penstock.datasets.reading.generated`).
         split: "train", "val" or "test".
         count: number of faces of all splits.
         size: height and width in pixels, 32 to 1024.

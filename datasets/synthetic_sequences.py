@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from penstock.datasets.reading.generated_folder import generated_data
+from penstock.datasets.reading.generated import generated_data
 from penstock.datasets.reading.split import Split
 from penstock.datasets.sequences import Sequences
 from penstock.errors import ConfigError, Problem
@@ -32,7 +32,7 @@ class SyntheticSequences(Sequences):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `penstock.datasets.reading.generated_folder`).
+            in the user's cache (see `penstock.datasets.reading.generated`).
         split: "train", "val" or "test".
         count: number of strokes of all splits, 8 or more.
         shortest, longest: bounds of the lengths, in steps; 3 or more.

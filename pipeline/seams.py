@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.datasets.files import Files, Remote
+    from penstock.addons.stores.remote_files import RemoteFiles
+    from penstock.datasets.files import Files
     from penstock.tasks.fit import Fit
     from penstock.training.observer import Observer
 
@@ -69,7 +70,7 @@ def job_name(words: Sequence[str]) -> str:
     return job_name(words)
 
 
-def remote_files(files: Files) -> Remote:
+def remote_files(files: Files) -> RemoteFiles:
     """Access to files at addresses. Imported with the first address."""
     from penstock.addons.stores.remote_files import RemoteFiles
 

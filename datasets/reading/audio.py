@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 
 from penstock.datasets.reading.file_kind import stranger
-from penstock.datasets.reading.folder import Folder
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.mapped_array import not_finite
+from penstock.datasets.reading.root import Root
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.keys import IntArray
@@ -131,7 +131,7 @@ def _header(file: BinaryIO, path: str, limits: Limits) -> Header:
     return header
 
 
-def headers(folder: Folder, names: Sequence[str], limits: Limits = DEFAULT) -> IntArray:
+def headers(folder: Root, names: Sequence[str], limits: Limits = DEFAULT) -> IntArray:
     """Frames, Hz and channels of many files: int64[n, 3], 0 where a header cannot be read.
 
     One bad file should not hide the table of a million others; reading its sample gives the error.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.datasets.reading.folder import FolderFile
 from penstock.datasets.reading.mapped_array import MappedArray
+from penstock.datasets.reading.root import FolderFile
 from penstock.errors import DataError
 from penstock.files.data import read_file
 from penstock.files.limits import DEFAULT, Limits

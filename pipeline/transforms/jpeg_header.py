@@ -10,7 +10,6 @@ _PLAIN = (0xC0, 0xC1, 0xC2)  # frames: baseline, extended and progressive, by Hu
 _OTHER = frozenset({0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)})
 _BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 _ORIENTATION = 0x0112
-_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])", re.DOTALL)  # but those without a length
 _MOST_MARKERS = 1000
 _EXIF = re.compile(rb"\xff\xe1(..)Exif\0\0", re.DOTALL)
 
@@ -77,17 +76,6 @@ def without_exif(content: bytes) -> bytes:
         end = segment.start() + 2 + int.from_bytes(segment[1], "big")
         content = content[: segment.start()] + content[end:]
     return content
-
-
-def has_jpeg_end(content: bytes) -> bool:
-    """Whether the picture of a JPEG file ends, whatever follows: a film, thumbnails, zeros."""
-    at = 2
-    while found := _MARKER.search(content, at):
-        if found[1] == b"\xd9":
-            return True
-        # Codes follow a scan's header, and have no marker in them but those of restarts.
-        at = found.end() + int.from_bytes(content[found.end() : found.end() + 2])
-    return False
 
 
 def _orientation(tiff: bytes) -> int:

@@ -16,7 +16,7 @@ from penstock.datasets.audio_pairs import AudioPairs
 from penstock.datasets.files import Files
 from penstock.datasets.reading.audio import headers, read_audio, read_header
 from penstock.datasets.reading.file_kind import stranger
-from penstock.datasets.reading.folder import LocalFolder
+from penstock.datasets.reading.root import Root
 from penstock.datasets.spoken_digits import SpokenDigits
 from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import Mismatch, PadTime
@@ -154,7 +154,7 @@ def test_a_cut_says_how_much_is_missing(tmp_path):
 
 def test_lengths_are_0_where_a_header_cannot_be_read(tmp_path):
     paths = [write(tmp_path / "a.wav"), tmp_path / "no.wav", write(tmp_path / "b.wav", rate=16000)]
-    table = headers(LocalFolder(tmp_path), [path.name for path in paths])
+    table = headers(Root(tmp_path), [path.name for path in paths])
     assert table.tolist() == [[400, 8000, 1], [0, 0, 0], [400, 16000, 1]]
 
 
@@ -455,7 +455,7 @@ def bad_targets():
         "integers": ((good * 9).astype(np.int16), "is int16 .*it must be floats"),
         "cube": (good[None], r"is float32 \[1, 2, 200\]; it must be"),
         "not finite": (nan, "channel 1, frame 150: inf is not finite"),
-        "objects": (np.array([{}], dtype=object), "holds Python objects"),
+        "objects": (np.array([{}], dtype=object), "Python objects"),
     }
 
 

@@ -16,7 +16,6 @@ from penstock.datasets.reading.image import (
     decode_image,
     encoded_image,
     read_image,
-    sizes_of,
 )
 from penstock.errors import ConfigError, DataError
 from penstock.files.encoded import notices
@@ -107,13 +106,9 @@ def tiff(pixels):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_twelve_bits_in_files_of_sixteen_keep_their_range_by_a_key(reader, channels):
+def test_twelve_bits_in_files_of_sixteen_keep_their_range_by_a_key(reader):
     grey = np.arange(4096, dtype=np.uint16).reshape(64, 64)
-    pixels = np.stack([grey] * channels, -1)
-    if channels in (2, 4):
-        pixels[..., -1] = 65535
-    content = png_of_16_bits(pixels)
+    content = png_of_16_bits(grey[..., None])
     notices.clear()
     assert len(decode_image(content, "a", reader)[0].unique()) == 16
     assert "brightest pixel is 4095, so 16 of 256 grey levels are left" in notices["levels"]
@@ -121,28 +116,31 @@ def test_twelve_bits_in_files_of_sixteen_keep_their_range_by_a_key(reader, chann
     image = decode_image(content, "a", reader, Limits(levels=4096))
     assert torch.equal(image, torch.from_numpy((grey >> 4).astype(np.uint8)).expand(3, -1, -1))
     assert not notices
-    with pytest.raises(DataError, match=r"the grey level 4095, more than limits\.levels=1024"):
+    with pytest.raises(DataError, match=r"0 to 4095, and limits\.levels=1024"):
         decode_image(content, "a", reader, Limits(levels=1024))
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_colours_of_sixteen_bits_keep_the_upper_eight(reader, channels):
+    values = np.random.default_rng(0).integers(0, 65536, (8, 8, channels), dtype=np.uint16)
+    image = decode_image(content := png_of_16_bits(values), "a", reader)
+    notices.clear()
+    assert np.array_equal(image.permute(1, 2, 0), values[..., :3] >> 8)
+    with pytest.raises(DataError, match="Pillow keeps 8 of 16 bits"):
+        decode_image(content, "a", reader, Limits(levels=4096))
 
 
 @pytest.mark.parametrize(
     ("pixels", "said"),
     [
         (np.full((4, 4), -5, np.int32), "int32 from -5 to -5"),
-        (np.full((4, 4), 70_000, np.int32), "the grey level 70000"),
+        (np.full((4, 4), 70_000, np.int32), "from 70000 to 70000, and limits.levels=65536"),
         (np.full((4, 4), 0.5, np.float32), "float32 from 0.5 to 0.5"),
     ],
 )
 def test_numbers_without_a_known_range_are_refused(reader, pixels, said):
     with pytest.raises(DataError, match=said):
-        decode_image(tiff(pixels), "a", "skimage" if reader == "torchvision" else reader)
-
-
-def test_a_jpeg_of_twelve_bits_is_named(tmp_path, reader):
-    content = bytearray(Path(saved(tmp_path / "a.jpg")).read_bytes())
-    content[content.index(b"\xff\xc0") + 4] = 12
-    with pytest.raises(DataError, match="is a JPEG of 12 bits a colour"):
-        decode_image(bytes(content), "a", reader)
+        decode_image(tiff(pixels), "a", reader)
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
@@ -202,9 +200,8 @@ def test_a_file_cut_short_is_refused(tmp_path, reader, ending, left):
         read_image(str(path), reader)
 
 
-@pytest.mark.parametrize("ending", ["jpg", "png"])
-def test_the_last_bytes_matter(tmp_path, reader, ending):
-    path = tmp_path / f"a.{ending}"
+def test_the_last_bytes_matter(tmp_path, reader):
+    path = tmp_path / "a.jpg"
     saved(path)
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(DataError, match="truncated or damaged"):
@@ -227,15 +224,7 @@ def test_a_damaged_png_is_refused(tmp_path, reader):
     content = bytearray(path.read_bytes())
     content[3000:5000] = bytes(2000)  # torchvision's decoder alone crashes the process on this
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.png' is truncated or damaged .*checksum.*IDAT"):
-        read_image(str(path), reader)
-
-
-def test_a_png_that_ends_before_its_end_is_refused(tmp_path, reader):
-    path = tmp_path / "a.png"
-    saved(path)
-    path.write_bytes(path.read_bytes()[:-12])  # without the part IEND
-    with pytest.raises(DataError, match="truncated PNG file"):
+    with pytest.raises(DataError, match=r"a\.png' is truncated or damaged"):
         read_image(str(path), reader)
 
 
@@ -271,20 +260,9 @@ def test_a_missing_file_and_a_folder(tmp_path, reader):
         read_image(str(tmp_path), reader)
 
 
-def test_a_format_that_torchvision_lacks(tmp_path, reader):
-    path = saved(tmp_path / "a.bmp")
-    if reader == "torchvision":
-        with pytest.raises(DataError, match=r"a\.bmp' has a format .*dataset\.reader=pillow"):
-            read_image(path, reader)
-    else:
-        assert read_image(path, reader).shape == (3, SIDE, OTHER)
-
-
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tif"])
 @pytest.mark.parametrize("orientation", [1, 3, 6, 7, 8])
 def test_pixels_as_they_are_stored(tmp_path, reader, ending, orientation):
-    if ending == "tif" and reader == "torchvision":
-        return
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = saved(tmp_path / f"a.{ending}", exif=exif)
@@ -297,27 +275,19 @@ def test_pixels_as_they_are_stored(tmp_path, reader, ending, orientation):
             step = DecodeResize([SIDE, OTHER], decoder=decoder)
             assert torch.equal(step({"image": encoded_image(path, stored)})["image"], plain)
     if ending == "tif":  # Pillow turns these by itself
-        swapped = orientation > 4
-        assert sizes_of(path)[1:] == ((OTHER, SIDE), (SIDE, OTHER) if swapped else (OTHER, SIDE))
-        assert read_image(path, reader).shape[1:] == sizes_of(path)[2][::-1]
+        upright = (OTHER, SIDE) if orientation > 4 else (SIDE, OTHER)
+        assert read_image(path, reader).shape[1:] == upright
 
 
-def test_an_unknown_reader_names_the_nearest(tmp_path, reader):
-    with pytest.raises(ConfigError, match=rf"dataset\.reader.*did you mean '{reader}'"):
-        read_image(saved(tmp_path / "a.png"), reader[:-1])
+def test_an_unknown_reader_is_refused(reader):
+    with pytest.raises(ConfigError, match=rf"dataset\.reader: .*allowed: .*{reader}"):
+        check_reader(reader[:-1])
 
 
 def test_a_palette_in_a_tiff(tmp_path, reader):
     path = saved(tmp_path / "a.tif", "P")
-    if reader == "torchvision":
-        with pytest.raises(DataError, match=r"dataset\.reader=pillow"):
-            read_image(path, reader)
-    else:
-        expected = np.asarray(Image.fromarray(blocks()).convert("P").convert("RGB"))
-        difference = middles(read_image(path, reader)) - middles(
-            torch.from_numpy(expected.copy()).permute(2, 0, 1)
-        )
-        assert difference.abs().max() == 0
+    expected = np.asarray(Image.fromarray(blocks()).convert("P").convert("RGB"))
+    assert torch.equal(read_image(path, reader), torch.from_numpy(expected.copy()).permute(2, 0, 1))
 
 
 def test_the_limit_of_pixels_is_inclusive_and_can_be_raised(tmp_path, reader):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.datasets.drawn_faces import draw_face
-from penstock.datasets.reading.generated_folder import generated_folder
+from penstock.datasets.reading.generated import generated_folder
 from penstock.datasets.synthetic_faces import SyntheticFaces
 from penstock.datasets.synthetic_sequences import SyntheticSequences
 from penstock.errors import ConfigError, DataError
@@ -113,9 +113,10 @@ def test_a_crash_leaves_nothing(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        generated_folder(tmp_path / "made", write)
+        generated_folder(tmp_path / "made", write, "x")
     assert [path.name for path in tmp_path.iterdir()] == [".made.lock"]
-    assert generated_folder(tmp_path / "made", lambda folder: None).is_dir()
+    generated_folder(tmp_path / "made", lambda folder: None, "x")
+    assert (tmp_path / "made").is_dir()
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 

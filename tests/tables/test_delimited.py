@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.addons.record_files.positioned_file import PositionedFile
 from penstock.addons.tables import delimited_text
 from penstock.addons.tables.delimited_stream import DelimitedStream
 from penstock.addons.tables.delimited_text import DelimitedText
@@ -21,7 +22,6 @@ from penstock.addons.tables.text.delimited_format import DelimitedFormat
 from penstock.addons.tables.text.record_reader import read_records, unpacked
 from penstock.build.training import TrainingParts
 from penstock.datasets.files import Files
-from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.addons.forecasting.windows import Fill, Scale, Windows
-from penstock.datasets.reading.generated_folder import generated_data
+from penstock.datasets.reading.generated import generated_data
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Index, Seed
@@ -30,7 +30,7 @@ class DrawnSeries(Windows):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `penstock.datasets.reading.generated_folder`).
+            in the user's cache (see `penstock.datasets.reading.generated`).
         split: "train", "val" or "test".
         count: number of shops.
         days: number of days, 30 or more.

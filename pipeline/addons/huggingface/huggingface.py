@@ -24,8 +24,8 @@ from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tables.parquet_stream import ParquetStream
 from penstock.datasets.reading.audio import check_soundfile
 from penstock.datasets.reading.fingerprint import Part
-from penstock.datasets.reading.folder import existing_root
 from penstock.datasets.reading.image import Reader
+from penstock.datasets.reading.root import open_root
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import read_file
@@ -70,7 +70,7 @@ class _Featured(ArrowTable):
         self.lazy = lazy
         self._folder: Path | None = None
         if external is not None:
-            self._folder = existing_root(external, "the files that rows name").resolve()
+            self._folder = Path(str(open_root(external, "the files that rows name"))).resolve()
             self.outside = self._read_outside
         self._described: Mapping[str, Any] = {}
         self._chosen: list[str] | None = None

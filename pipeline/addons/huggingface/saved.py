@@ -22,9 +22,9 @@ from typing import Any
 from penstock.addons.record_files.shard_files import ShardFiles
 from penstock.addons.tables.arrow.files import SUFFIXES
 from penstock.datasets.files import Files
-from penstock.datasets.reading.folder import existing_root, leads_out
+from penstock.datasets.reading.root import open_root
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.paths import is_remote, join, local_path
+from penstock.files.paths import join
 
 SPLITS = {
     "train": ("train", "training"),
@@ -105,12 +105,11 @@ def saved(root: str, splits: Mapping[str, str], files: Files) -> Saved:
         DataError: it is missing, has no table, or a description in it is damaged.
         ConfigError: it holds several datasets.
     """
-    if not is_remote(root):
-        try:
-            root = str(existing_root(local_path(root), "a dataset of Hugging Face"))
-        except DataError as error:
-            raise DataError(f"{error} {_SAVE}.") from error
-    names = [file.name for file in files.list(root)]
+    try:
+        folder = open_root(root, "a dataset of Hugging Face", files, files.limits)
+    except DataError as error:
+        raise DataError(f"{error} {_SAVE}.") from error
+    root, names = str(folder), folder.files()
     there = set(names)
     if _DICT in there:
         return _of_dict(root, files, there)
@@ -146,7 +145,7 @@ def saved(root: str, splits: Mapping[str, str], files: Files) -> Saved:
 
 def _of_dict(root: str, files: Files, there: set[str]) -> Saved:
     names = _described(root, _DICT, files).get("splits")
-    if not isinstance(names, list) or not names or any(map(leads_out, names)):
+    if not isinstance(names, list) or not names:
         raise _damaged(root, _DICT, "it names no splits")
     found = Saved(root)
     for name in names:
@@ -167,7 +166,7 @@ def _of_folder(root: str, below: str, files: Files, there: set[str]) -> Saved:
     state = _described(root, below + _STATE, files)
     listed = state.get("_data_files")
     names = [part.get("filename") if isinstance(part, dict) else None for part in listed or [None]]
-    if any(map(leads_out, names)):
+    if not all(isinstance(name, str) for name in names):
         raise _damaged(root, below + _STATE, "it does not name its files")
     if state.get("_indices_data_files"):
         raise DataError(

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from penstock.datasets.files import Files
-from penstock.datasets.reading.folder import FolderFile
+from penstock.datasets.reading.root import FolderFile
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
 

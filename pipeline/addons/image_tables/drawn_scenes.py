@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.addons.image_tables.image_table import ImageTable
-from penstock.datasets.reading.generated_folder import generated_data
+from penstock.datasets.reading.generated import generated_data
 from penstock.datasets.reading.image import Reader
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
@@ -54,7 +54,7 @@ class DrawnScenes(ImageTable):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `penstock.datasets.reading.generated_folder`).
+            in the user's cache (see `penstock.datasets.reading.generated`).
         count: of scenes of all splits.
         size: height and width in pixels, 32 to 512.
         seed: other scenes for another seed.

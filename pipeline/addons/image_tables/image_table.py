@@ -22,7 +22,6 @@ import torch
 from penstock.addons.image_tables.cells import Cell, Cells, read_cells
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder import FolderFile, leads_out, open_root
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import (
     Orientation,
@@ -32,6 +31,7 @@ from penstock.datasets.reading.image import (
     read_image,
 )
 from penstock.datasets.reading.labels import check_classes
+from penstock.datasets.reading.root import FolderFile, open_root
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
@@ -125,13 +125,9 @@ class ImageTable(FolderDataset):
         self.lazy, self.limits = lazy, limits
         self._columns = _Roles(label, labels, numbers, caption)
         folder = open_root(root, f"the table {table!r}", files, limits)
-        if leads_out(table):
-            raise ConfigError(Problem("dataset.table", f"{table!r} leads out of dataset.root"))
         cells = read_cells(FolderFile(folder, table), delimiter, encoding, files, limits)
         self.folder = folder.below(images)
         names = self._paths_of(cells, path, repeated)
-        if split == "train" and len(numbers or ()) > 1:
-            self.check_turns(names, "numbers (if they are positions)", orientation)
         facts = _Facts(cells, self._columns, separator, classes, limits)
         self.classes = facts.classes
         by_name = np.argsort(np.array([os.fsencode(name) for name in names]), kind="stable")
@@ -215,10 +211,6 @@ class ImageTable(FolderDataset):
         for row, name in enumerate(names):
             if not name:
                 raise cells.error(row, path, "is empty. Fill it in or remove the row")
-            if leads_out(name):
-                raise cells.error(
-                    row, path, "leads out of the folder of images. Paths are relative to it"
-                )
             if rows.setdefault(name, row) != row and not repeated:
                 first = cells.lines[rows[name]]
                 raise cells.error(

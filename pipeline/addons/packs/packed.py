@@ -21,11 +21,11 @@ from penstock.addons.packs.fields import Field
 from penstock.addons.packs.folder import RECORD, Pack, damaged, is_pack
 from penstock.addons.packs.remote import RemotePack
 from penstock.addons.packs.table import LENGTHS, read_table, text_of
+from penstock.addons.record_files.cache_folder import CacheFolder
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, fingerprint
-from penstock.datasets.reading.folder import open_root
-from penstock.datasets.reading.generated_folder import CacheFolder
 from penstock.datasets.reading.image import check_reader, decode_image
+from penstock.datasets.reading.root import open_root
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.encoded import EncodedImage, StoredPictures
 from penstock.files.limits import DEFAULT, Limits
@@ -35,7 +35,8 @@ from penstock.order.keys import IntArray
 if TYPE_CHECKING:
     import pandas as pd
 
-    from penstock.datasets.files import Remote
+    from penstock.addons.stores.remote_files import RemoteFiles
+
 
 _NUMBERS = ("tensor", "array", "int", "float", "bool")
 _TOGETHER = 1024  # rows, whose pages a machine keeps in memory
@@ -204,7 +205,7 @@ class Packed(Dataset[dict[str, Any]]):
         return [DataFile(name, self.pack.file(name)) for name in self.pack.record["files"]]
 
     @property
-    def remote_files(self) -> Remote | None:
+    def remote_files(self) -> RemoteFiles | None:
         """The fetcher of the pack, if it is at an address."""
         return self.pack.remote if isinstance(self.pack, RemotePack) else None
 

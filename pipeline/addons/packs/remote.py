@@ -28,7 +28,7 @@ from penstock.datasets.reading.fingerprint import DataFile, data_file
 from penstock.errors import DataError
 
 if TYPE_CHECKING:
-    from penstock.datasets.reading.folder import Folder
+    from penstock.datasets.reading.root import Root
 
 _WHOLE = 1 << 20  # bytes of a file that is fetched whole
 _PART = 1 << 16  # bytes of neighbouring rows that are fetched together
@@ -61,7 +61,7 @@ class RemotePack(Pack):
         files: access to it.
     """
 
-    def __init__(self, folder: Folder, files: Files) -> None:
+    def __init__(self, folder: Root, files: Files) -> None:
         self.folder = str(folder)
         self._at, self._access, self.remote = folder, files, files.remote
         self._open(folder.read(RECORD, lambda path, _: read_record(Path(path), str(folder))))

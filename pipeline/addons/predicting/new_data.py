@@ -26,11 +26,11 @@ from penstock.config.targets import arguments, called, options
 from penstock.datasets.arrays import Arrays
 from penstock.datasets.image_folder import EXTENSIONS
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
-from penstock.datasets.reading.folder import FolderFile, LocalFolder, open_root, with_endings
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import check_reader, encoded_image, read_image
 from penstock.datasets.reading.labels import check_rows
 from penstock.datasets.reading.mapped_array import MappedArray
+from penstock.datasets.reading.root import FolderFile, Root, open_root, with_endings
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.files.limits import Limits
 from penstock.loading.facts import unfiltered
@@ -140,7 +140,7 @@ class Pictures(FolderDataset):
         self.reader, self.lazy, self.limits = reader, lazy, limits
         if not isinstance(root, str) or Path(root).is_file():
             paths = [root] if isinstance(root, str) else root
-            self.folder = LocalFolder("", limits)
+            self.folder = Root("", limits)
             names = [str(Path(path).absolute())[1:] for path in paths]
         else:
             self.folder = open_root(root, "the pictures", None, limits)

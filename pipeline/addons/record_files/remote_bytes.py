@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from penstock.datasets.reading.positioned_file import spread
+from penstock.addons.record_files.positioned_file import spread
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from penstock.datasets.files import Remote
+    from penstock.addons.stores.remote_files import RemoteFiles
+
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -68,7 +69,9 @@ class RemoteBytes(io.RawIOBase):
         WholeFilesError: the same, where its server gives whole files alone.
     """
 
-    def __init__(self, remote: Remote, address: str, size: int, block: int | None = None) -> None:
+    def __init__(
+        self, remote: RemoteFiles, address: str, size: int, block: int | None = None
+    ) -> None:
         super().__init__()
         self._remote, self._address, self.bytes = remote, address, size
         self._size, self._at = block or _BLOCK, 0

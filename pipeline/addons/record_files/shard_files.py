@@ -19,9 +19,8 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from penstock.addons.record_files.rows import RowSplit
-from penstock.datasets.reading.folder import existing_root
+from penstock.datasets.reading.root import open_root
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.paths import is_remote, join, local_path
 
 if TYPE_CHECKING:
     from penstock.datasets.files import Files
@@ -112,10 +111,9 @@ def _found(root: str, suffixes: tuple[str, ...], files: Files) -> dict[str, str]
         return {address[len(before) :]: address for address in expand_braces(root)}
     if root.lower().endswith(suffixes):
         return {root.rpartition("/")[2]: root}
-    if not is_remote(root):
-        root = str(existing_root(local_path(root), "the files"))
-    names = [file.name for file in files.list(root) if file.name.lower().endswith(suffixes)]
-    return {name: join(root, name) for name in names if name.rpartition("/")[2][0] != "_"}
+    folder = open_root(root, "the files", files, files.limits)
+    names = [name for name in folder.files() if name.lower().endswith(suffixes)]
+    return {name: folder.path(name) for name in names if name.rpartition("/")[2][0] != "_"}
 
 
 def expand_braces(pattern: str) -> list[str]:

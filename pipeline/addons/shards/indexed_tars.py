@@ -24,17 +24,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch.utils.data import Dataset
 
+from penstock.addons.record_files.cache_folder import CacheFolder
+from penstock.addons.record_files.positioned_file import PositionedFile, blocks_of_each
 from penstock.addons.record_files.remote_bytes import RemoteBytes, side_by_side
 from penstock.addons.record_files.shard_files import OpenFiles, ShardFiles
 from penstock.addons.shards.tar import index
 from penstock.addons.shards.tar.archive import PLAIN, Dots, PlainTar, read_parts
 from penstock.addons.shards.tar.fields import NUMBERS, TEXTS, choose_fields, make_fields
-from penstock.datasets.files import Files, Remote, WholeFilesError
+from penstock.datasets.files import Files, WholeFilesError
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
-from penstock.datasets.reading.generated_folder import CacheFolder
 from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.labels import check_label
-from penstock.datasets.reading.positioned_file import PositionedFile, blocks_of_each
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
@@ -44,6 +44,8 @@ from penstock.terminal import watched
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from penstock.addons.stores.remote_files import RemoteFiles
 
 _LARGE = 4 << 20  # bytes of an archive of which parts are fetched
 _PART = 1 << 16  # bytes in which samples begin that are fetched together
@@ -159,7 +161,7 @@ class IndexedTars(FileDataset, Dataset[Sample]):
         return self._shards_of(self._rows.rows(indices))
 
     @property
-    def remote_files(self) -> Remote | None:
+    def remote_files(self) -> RemoteFiles | None:
         """The fetcher of the archives, if they are at an address."""
         return self._files.remote if is_remote(self._shards.addresses[0]) else None
 

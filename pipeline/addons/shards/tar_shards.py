@@ -18,10 +18,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch.utils.data import IterableDataset
 
+from penstock.addons.record_files.positioned_file import PositionedFile
 from penstock.addons.record_files.shard_files import OpenFiles, ShardFiles
 from penstock.addons.shards.tar.archive import (
     COMPRESSED,
@@ -33,17 +35,19 @@ from penstock.addons.shards.tar.archive import (
     read_samples,
 )
 from penstock.addons.shards.tar.fields import choose_fields, make_fields
-from penstock.datasets.files import Files, Remote
+from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
 from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.labels import check_label
-from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Fraction, Limits, Seed
 from penstock.files.paths import is_remote
 from penstock.order.keys import IntArray
 from penstock.terminal import watched
+
+if TYPE_CHECKING:
+    from penstock.addons.stores.remote_files import RemoteFiles
 
 # Shard, number in it, and where it lies: start and stop, or the bytes themselves.
 Record = tuple[int, int, int, int | bytes]
@@ -152,7 +156,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
         return None if self._index is None else np.diff(self._index[0]).tolist()
 
     @property
-    def remote_files(self) -> Remote | None:
+    def remote_files(self) -> RemoteFiles | None:
         """The fetcher of the archives, if they are at an address."""
         return self._files.remote if is_remote(self._address(0)) else None
 

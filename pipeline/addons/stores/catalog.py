@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from penstock.addons.stores import file_index
-from penstock.addons.stores.listing import Crawl, Listing, bytes_of
+from penstock.addons.stores.listing import Crawl, FileInfo, Listing, bytes_of
 from penstock.addons.stores.request_gate import RequestGate
 from penstock.addons.stores.retry import RetryPolicy, is_transient
 from penstock.addons.stores.store import Store, name_in, parse_address
-from penstock.datasets.files import FileInfo
 from penstock.errors import DataError
 from penstock.files.limits import Limits
 from penstock.files.paths import join

@@ -21,8 +21,8 @@ import sys
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from penstock.addons.stores.listing import Listing
-from penstock.datasets.files import FileInfo, walk
+from penstock.addons.stores.listing import FileInfo, Listing
+from penstock.datasets.reading.root import walk
 from penstock.errors import DataError, PenstockError
 from penstock.files.disk import write_atomically
 from penstock.files.limits import Limits

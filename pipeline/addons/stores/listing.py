@@ -12,17 +12,25 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.datasets.files import FileInfo
 from penstock.errors import DataError
 from penstock.files.limits import Limits
 
 if TYPE_CHECKING:
     from penstock.order.keys import IntArray
+
+
+class FileInfo(NamedTuple):
+    """A file in a store."""
+
+    name: str  # relative to the folder that was listed, with forward slashes
+    size: int | None  # bytes; None when the store doesn't say
+    version: str  # changes with the content; "md5:..." is a checksum of it. Empty if unknown
+
 
 Bytes = npt.NDArray[np.bytes_]
 

@@ -1,4 +1,4 @@
-"""Access to files at addresses: `penstock.datasets.files.Remote`.
+"""Access to files at addresses.
 
 Remote files are kept in a cache that all workers, ranks and runs of a machine share. A file gets
 there only whole: its size has to be right, and its MD5 where the store gives one. S3 does for files
@@ -30,12 +30,14 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from penstock.addons.stores.catalog import Catalog
+from penstock.addons.stores.listing import FileInfo
 from penstock.addons.stores.parts import GAP, Came, Part, as_part, part_address
 from penstock.addons.stores.request_gate import RequestGate, unusable
 from penstock.addons.stores.retry import Damaged, RetryPolicy
 from penstock.addons.stores.store import Store, check_options
-from penstock.datasets.files import FileInfo, Files, is_hidden
+from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, data_file
+from penstock.datasets.reading.root import Root
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.paths import join
 from penstock.terminal import progress
@@ -66,14 +68,15 @@ class RemoteFiles:
     """
 
     def __init__(self, files: Files) -> None:
-        check_options(files.options)
+        options = dict(files.options or {})
+        check_options(options)
         self.files = files
         self.ahead, self.concurrency = files.ahead, files.concurrency
-        self._endpoint = str(files.options.get("endpoint_url", ""))
+        self._endpoint = str(options.get("endpoint_url", ""))
         self._retry = RetryPolicy(files.retries, files.first_wait)
         gate = RequestGate(self._folder, files.concurrency, files.timeout)
         self.catalog = Catalog(
-            files.options,
+            options,
             files.timeout,
             self._retry,
             files.limits,
@@ -85,6 +88,7 @@ class RemoteFiles:
         self._served: dict[str, FileInfo] = {}  # what a server says of files in a folder's index
 
     def local(self, address: str) -> Path:
+        """As `Files.local`."""
         known = self.entry(address)
         if known is not None:
             cached = self.cache.find(*known)
@@ -94,6 +98,7 @@ class RemoteFiles:
             return self._fetched(address)
 
     def read(self, address: str, function: Callable[[str], T]) -> T:
+        """As `Files.read`."""
         for _ in range(_EVICTIONS):
             path = self.local(address)
             try:
@@ -108,9 +113,20 @@ class RemoteFiles:
         )
 
     def part(self, address: str, start: int, end: int) -> str:
+        """The address of some bytes of a file; `content` and `local` fetch these alone.
+
+        They are kept apart from others, so the same bytes should be asked for again.
+        Fetching raises WholeFilesError where a server gives no parts.
+        """
         return part_address(address, start, end)
 
     def content(self, part: str, start: int = 0, count: int | None = None) -> bytes:
+        """Bytes of a part: `count` of them from its byte `start` on, or all.
+
+        Raises:
+            DataError: it cannot be fetched.
+            WholeFilesError: its server gives no parts.
+        """
         wanted = as_part(part)
         assert wanted is not None, f"{part!r} is a whole file"
         most = wanted.end - wanted.start - start if count is None else count
@@ -157,24 +173,43 @@ class RemoteFiles:
         known = self.entry(address)
         return None if known is None else known[0]
 
-    def list(self, address: str) -> list[FileInfo]:
-        listing = self.catalog.listing(address)
-        infos = (listing.at(row) for row in range(len(listing)))
-        return [info for info in infos if not is_hidden(info.name)]
-
     def look(self, address: str) -> FileInfo:
+        """A file's size and version; its store is asked once a run.
+
+        Raises:
+            DataError: it is missing, or the store cannot be asked.
+        """
         return self.catalog.look(address)
 
     def folder(self, address: str) -> RemoteFolder:
+        """A folder, which is listed when it is first used.
+
+        Raises:
+            ConfigError: there is no store for such addresses, or it needs something installed.
+        """
         self.catalog.store(address)
         return RemoteFolder(self, address)
 
     def sending(self, address: str, key: str) -> Sending:
+        """Copies a folder of this machine to one at an address.
+
+        Args:
+            key: of the configuration that names the address, for messages.
+
+        Raises:
+            ConfigError: such addresses are only read.
+        """
         from penstock.addons.stores.sending import Sending
 
         return Sending(self.files, self.catalog, address, key)
 
     def prefetcher(self, rows_of: RowsOf, steps_of: Callable[[int], int]) -> Prefetcher:
+        """The fetcher of files ahead of a reader, if `ahead` is more than 0.
+
+        Args:
+            rows_of: epoch, step -> the addresses of the files of each row.
+            steps_of: epoch -> its steps.
+        """
         cache = self.cache  # says so where there can be none
         from penstock.addons.stores.prefetcher import Prefetcher
 
@@ -398,8 +433,10 @@ class RemoteFiles:
         return FileCache(self._folder, self.files.cache_size)
 
 
-class RemoteFolder:
+class RemoteFolder(Root):
     """The folder `inner` below the address `root`, which is listed on first use."""
+
+    remote_files: RemoteFiles
 
     def __init__(self, files: RemoteFiles, root: str, inner: str = "") -> None:
         self.remote_files = files
@@ -437,7 +474,7 @@ class RemoteFolder:
         names = self._catalog.listing(self._root).names[self._rows()].tolist()
         start = len(os.fsencode(self._before))
         below = (os.fsdecode(name[start:]) for name in names)
-        return [name for name in below if not is_hidden(name)]
+        return [name for name in below if name[0] != "." and "/." not in name]
 
     def sizes(self, names: Sequence[str]) -> IntArray:
         sizes = self._sizes(names)

@@ -29,7 +29,8 @@ from pydantic import BaseModel, ValidationError
 from penstock.addons.stores.catalog import Catalog
 from penstock.addons.stores.retry import RetryPolicy
 from penstock.addons.stores.store import Store, parse_address
-from penstock.datasets.files import Files, walk
+from penstock.datasets.files import Files
+from penstock.datasets.reading.root import walk
 from penstock.errors import ConfigError, DataError, Problem, UnreachableError
 from penstock.files.data import size_of
 from penstock.files.disk import write_atomically
@@ -77,7 +78,7 @@ class Sending:
     def __init__(self, files: Files, catalog: Catalog, address: str, key: str) -> None:
         scheme = parse_address(address)
         self._catalog, self._address, self._key = catalog, address.rstrip("/"), key
-        self._store = WritableStore(scheme, files.options, files.timeout, catalog.gate)
+        self._store = WritableStore(scheme, dict(files.options or {}), files.timeout, catalog.gate)
         if not self._store.writes:
             reason = f"{scheme}:// is only read; give s3://, gs:// or a folder of this machine"
             raise ConfigError(Problem(key, reason))
@@ -87,9 +88,16 @@ class Sending:
         self._sent = _Notes(version="")
 
     def has(self, name: str) -> bool:
+        """Whether a file is there now."""
         return self._catalog.there(self._address).find(name) is not None
 
     def claim(self, version: str) -> None:
+        """Note that files of this version come.
+
+        Raises:
+            ConfigError: others are there.
+            DataError: nothing can be written there.
+        """
         mark, claim = join(self._address, _MARK), f"{version}\n".encode()
         there = [os.fsdecode(name) for name in self._catalog.there(self._address).names.tolist()]
         if not there:
@@ -101,6 +109,11 @@ class Sending:
         self._sent = _Notes(version=version)
 
     def run(self, folder: Path, last: str) -> None:
+        """Copy all files but hidden ones, `last` after the others.
+
+        Raises:
+            DataError: the store refuses them, or did not answer.
+        """
         digest = hashlib.blake2b(self._address.encode(), digest_size=8).hexdigest()
         self._done = 0
         self._folder, self._notes = folder, folder / f".sending-{digest}.json"

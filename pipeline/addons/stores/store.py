@@ -40,10 +40,10 @@ from penstock.addons.stores.direct import (
     UnusualError,
     page_of_s3,
 )
-from penstock.addons.stores.listing import Crawl, Listing
+from penstock.addons.stores.listing import Crawl, FileInfo, Listing
 from penstock.addons.stores.request_gate import RequestGate
 from penstock.addons.stores.retry import asks_to_wait
-from penstock.datasets.files import FileInfo, WholeFilesError
+from penstock.datasets.files import WholeFilesError
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.paths import join
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain, compress, islice, repeat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch.utils.data import IterableDataset
 
+from penstock.addons.record_files.positioned_file import PositionedFile
 from penstock.addons.record_files.shard_files import ShardFiles
 from penstock.addons.tables.text.delimited_format import (
     BadRecord,
@@ -22,14 +24,16 @@ from penstock.addons.tables.text.delimited_format import (
 )
 from penstock.addons.tables.text.record_index import Quoting
 from penstock.addons.tables.text.record_reader import compression_of, line_at, read_records
-from penstock.datasets.files import Files, Remote
+from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
-from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.files.paths import is_remote
 from penstock.order.keys import hash64, uniform
+
+if TYPE_CHECKING:
+    from penstock.addons.stores.remote_files import RemoteFiles
 
 Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, its bytes
 
@@ -125,7 +129,7 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         return range(len(self._addresses))
 
     @property
-    def remote_files(self) -> Remote | None:
+    def remote_files(self) -> RemoteFiles | None:
         """The fetcher of the files, if they are at an address."""
         return self._files.remote if is_remote(self._addresses[0]) else None
 

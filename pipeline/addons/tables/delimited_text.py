@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from penstock.addons.record_files.cache_folder import NamedArrays
 from penstock.addons.record_files.rows import RowSplit
 from penstock.addons.tables.text.delimited_format import (
     BadRecord,
@@ -33,7 +34,6 @@ from penstock.addons.tables.text.record_index import Quoting, RecordIndex
 from penstock.addons.tables.text.record_reader import compression_of
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, fingerprint
-from penstock.datasets.reading.generated_folder import NamedArrays
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed

@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from penstock.addons.record_files.cache_folder import CacheFolder
 from penstock.addons.tables import drawn_text
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, fingerprint
-from penstock.datasets.reading.folder import Folder, LocalFolder, open_root
-from penstock.datasets.reading.generated_folder import CacheFolder, generated_data
+from penstock.datasets.reading.generated import generated_data
+from penstock.datasets.reading.root import Root, open_root
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import read_file
@@ -101,7 +102,7 @@ class PlainText(FileDataset, Dataset[Sample]):
         self._encoding, self._limits, self._cache_dir = encoding, limits, cache_dir
         if root is None:
             with generated_data(None, "text", drawn_text.NAME, drawn_text.write) as at:
-                self.folder: Folder = LocalFolder(at, limits)
+                self.folder: Root = Root(at, limits)
                 names = [name for name in self.folder.files() if name.endswith(".txt")]
         else:
             self.folder, names = _files_of(root, tuple(suffixes), files, limits)
@@ -203,12 +204,12 @@ def documents(text: str, by_line: bool, longest: int) -> Iterator[str]:
 
 def _files_of(
     root: str, suffixes: tuple[str, ...], files: Files | None, limits: Limits
-) -> tuple[Folder, list[str]]:
+) -> tuple[Root, list[str]]:
     """The folder of a file or of several, and their names."""
     named = is_remote(root) and root.lower().endswith((*suffixes, *_BY_LINES))
     if named or (not is_remote(root) and Path(local_path(root)).expanduser().is_file()):
         path = (files or Files()).local(root)
-        return LocalFolder(path.parent, limits), [path.name]
+        return Root(path.parent, limits), [path.name]
     folder = open_root(root, "the files of text", files, limits)
     names = folder.files()
     kept = [name for name in names if name.lower().endswith(suffixes)]

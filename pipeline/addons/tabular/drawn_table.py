@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 
 from penstock.addons.tabular.table import Table
-from penstock.datasets.reading.generated_folder import generated_data
+from penstock.datasets.reading.generated import generated_data
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Seed
@@ -43,7 +43,7 @@ class DrawnTable(Table):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `penstock.datasets.reading.generated_folder`).
+            in the user's cache (see `penstock.datasets.reading.generated`).
         split: "train", "val" or "test".
         target: "left" or "spent".
         count: number of rows of all splits, 20 or more.

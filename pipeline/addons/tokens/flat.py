@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.addons.record_files.cache_folder import CacheFolder, NamedArrays
 from penstock.addons.tokens.token_file import MappedNumbers, RemoteNumbers, samples_of
 from penstock.datasets.reading.fingerprint import DataFile, Part, fingerprint
-from penstock.datasets.reading.folder import Folder, FolderFile
-from penstock.datasets.reading.generated_folder import CacheFolder, NamedArrays
 from penstock.datasets.reading.mapped_array import MappedArray
+from penstock.datasets.reading.root import FolderFile, Root
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.keys import IntArray
@@ -51,7 +51,7 @@ class FlatFile:
 
     def __init__(
         self,
-        folder: Folder,
+        folder: Root,
         name: str,
         dtype: str | None,
         eod: int | None,

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from penstock.addons.tokens.token_file import MappedNumbers, RemoteNumbers, samples_of
 from penstock.datasets.reading.fingerprint import DataFile, Part
-from penstock.datasets.reading.folder import FolderFile
+from penstock.datasets.reading.root import FolderFile
 from penstock.errors import DataError
 from penstock.order.keys import IntArray
 

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.addons.record_files.positioned_file import spread
 from penstock.addons.record_files.remote_bytes import RemoteBytes, npy_header
-from penstock.datasets.files import Remote, WholeFilesError
+from penstock.datasets.files import WholeFilesError
 from penstock.datasets.reading.fingerprint import DataFile, Part
-from penstock.datasets.reading.folder import FolderFile
-from penstock.datasets.reading.positioned_file import spread
+from penstock.datasets.reading.root import FolderFile
 from penstock.errors import DataError
 from penstock.order.keys import IntArray
+
+if TYPE_CHECKING:
+    from penstock.addons.stores.remote_files import RemoteFiles
 
 _LARGE = 4 << 20  # bytes of a file of which blocks are fetched
 _BLOCK = 1 << 16  # bytes; rows have some kilobytes
@@ -84,7 +87,7 @@ class RemoteNumbers:
     def __init__(
         self,
         file: FolderFile,
-        remote: Remote,
+        remote: RemoteFiles,
         size: int,
         dtype: np.dtype[Any],
         start: int,

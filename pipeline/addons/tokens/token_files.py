@@ -27,9 +27,9 @@ from penstock.addons.record_files.rows import RowSplit, TableRows
 from penstock.addons.tokens.flat import LENGTHS, OFFSETS, FlatFile
 from penstock.addons.tokens.megatron import MegatronFile, Rows
 from penstock.addons.tokens.token_file import RemoteNumbers, TokenFile, checked_spans
-from penstock.datasets.files import Files, Remote
+from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part
-from penstock.datasets.reading.folder import Folder, FolderFile, open_root
+from penstock.datasets.reading.root import FolderFile, Root, open_root
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
@@ -38,6 +38,8 @@ from penstock.order.keys import IntArray
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from penstock.addons.stores.remote_files import RemoteFiles
 
 native: Any
 try:
@@ -206,7 +208,7 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         return self._file_of(indices)[0]
 
     @property
-    def remote_files(self) -> Remote | None:
+    def remote_files(self) -> RemoteFiles | None:
         """The fetcher of the tokens, if it reads some of their files by blocks."""
         tokens = (file.tokens for file in self.files)
         return next((each.remote for each in tokens if isinstance(each, RemoteNumbers)), None)
@@ -322,7 +324,7 @@ class _Lengths(ColumnView):
         return self._dataset._lengths(np.asarray(rows, dtype=np.int64))
 
 
-def _names(folder: Folder, pattern: str | Sequence[str] | None, key: str) -> list[str]:
+def _names(folder: Root, pattern: str | Sequence[str] | None, key: str) -> list[str]:
     """The files of tokens that are asked for: their names, sorted, or in the order of a list."""
     if isinstance(pattern, str) and not set(pattern) & set("*?["):
         return [pattern]

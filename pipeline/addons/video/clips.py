@@ -22,8 +22,8 @@ from penstock.addons.video.decoding import check_av, read_clip, video_damage
 from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder import LocalFolder, open_root, with_endings
 from penstock.datasets.reading.folder_dataset import FolderDataset
+from penstock.datasets.reading.root import Root, open_root, with_endings
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
@@ -200,7 +200,7 @@ class NewClips(ClipDataset):
     def __init__(self, root: str | Sequence[str], clips: Clips, limits: Limits) -> None:
         self.clips, self.limits = clips, limits
         if not isinstance(root, str) or Path(root).is_file():
-            self.folder = LocalFolder("", limits)
+            self.folder = Root("", limits)
             paths = [root] if isinstance(root, str) else root
             names = [str(Path(path).absolute())[1:] for path in paths]
         else:

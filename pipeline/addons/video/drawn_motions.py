@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from penstock.addons.video.clips import VideoClips
 from penstock.addons.video.decoding import check_av
-from penstock.datasets.reading.generated_folder import generated_data
+from penstock.datasets.reading.generated import generated_data
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
@@ -42,7 +42,7 @@ class DrawnMotions(VideoClips):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `penstock.datasets.reading.generated_folder`).
+            in the user's cache (see `penstock.datasets.reading.generated`).
         count: of videos of all splits, 6 or more.
         pixels: height and width, 32 to 256, even.
         seed: other videos for another seed.

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
+from penstock.addons.vision.turns import PlacesInImages
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder import Folder, FolderFile, leads_out, open_root
-from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import Orientation, Reader, check_reader, read_image
+from penstock.datasets.reading.root import FolderFile, Root, open_root
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
@@ -76,7 +76,7 @@ class CocoFile:
     def __init__(
         self,
         file: FolderFile,
-        images: Folder | None,
+        images: Root | None,
         outlines: bool,
         keypoints: bool,
         limits: Limits,
@@ -206,7 +206,7 @@ class CocoFile:
         self.categories = [names[key] for key in ids]
         return {key: position for position, key in enumerate(ids)}
 
-    def _pictures(self, records: list[dict[str, Any]], images: Folder | None) -> dict[Any, int]:
+    def _pictures(self, records: list[dict[str, Any]], images: Root | None) -> dict[Any, int]:
         """The row of each picture by its id."""
         self.names = [str(record.get("file_name") or "") for record in records]
         self.sizes: IntArray = np.zeros((len(records), 2), np.int64)
@@ -234,9 +234,9 @@ class CocoFile:
             self.sizes[number] = size
         return rows
 
-    def _find(self, images: Folder) -> None:
+    def _find(self, images: Root) -> None:
         """Replace names that are no files of `images` by those that they end in."""
-        if not any(map(leads_out, self.names)) and images.first_missing(self.names) is None:
+        if images.first_missing(self.names) is None:
             return
         files = images.files() if images.exists() else []
         there = {normalize("NFC", name): name for name in files}
@@ -383,7 +383,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
 
 
-class Coco(FolderDataset):
+class Coco(PlacesInImages):
     """One sample: `image` and a row for each object in it.
 
         boxes         BoundingBoxes float32[n, 4], x and y of two corners, cut at the border
@@ -446,10 +446,6 @@ class Coco(FolderDataset):
         self.limits, self.masks, self.points = limits, masks, keypoints
         root_folder = open_root(root, f"{annotations!r} and its images", files, limits)
         validates = split == "val" and val_annotations is not None
-        keys = {"annotations": annotations, "val_annotations": val_annotations}
-        for key, name in keys.items():
-            if name is not None and leads_out(name):
-                raise ConfigError(Problem(f"dataset.{key}", f"{name!r} leads out of dataset.root"))
         self.folder = root_folder.below((val_images if validates else None) or images)
         file = FolderFile(root_folder, annotations)
         own = CocoFile(file, None if validates else self.folder, masks, keypoints, limits)

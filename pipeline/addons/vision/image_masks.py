@@ -20,10 +20,9 @@ import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
+from penstock.addons.vision.turns import PlacesInImages, sizes_of
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder import leads_out, open_root, with_endings
-from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import (
     Orientation,
     Reader,
@@ -32,9 +31,9 @@ from penstock.datasets.reading.image import (
     loaded,
     opened_image,
     read_image,
-    sizes_of,
 )
 from penstock.datasets.reading.labels import check_classes
+from penstock.datasets.reading.root import open_root, with_endings
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
@@ -51,7 +50,7 @@ Mask = npt.NDArray[np.uint8]
 _log = logging.getLogger(__name__)
 
 
-class ImageMasks(FolderDataset):
+class ImageMasks(PlacesInImages):
     """One sample: `image` (uint8 [3, H, W]) and `mask` (Mask uint8[H, W], a class each pixel).
 
     Args:
@@ -107,8 +106,6 @@ class ImageMasks(FolderDataset):
         check_classes(len(self.classes), "dataset.classes", limits)
         root_folder = open_root(root, f"folders {images!r} and {masks!r}", files, limits)
         for key, name in (("images", images), ("masks", masks)):
-            if leads_out(name):
-                raise ConfigError(Problem(f"dataset.{key}", f"{name!r} leads out of dataset.root"))
             if not root_folder.below(name).exists():
                 hint = f"Put it there, or set dataset.{key}"
                 raise DataError(f"dataset.{key}: {root_folder.path(name)!r} is missing. {hint}.")

@@ -28,12 +28,12 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from penstock.addons.record_files.positioned_file import PositionedFile
 from penstock.addons.record_files.shard_files import (
     DamagedError,
     check_expansion,
     decompressed_gzip,
 )
-from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import DataError
 from penstock.files.limits import Limits
 

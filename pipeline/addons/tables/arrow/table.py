@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from penstock.addons.record_files.positioned_file import blocks_of_each
 from penstock.addons.record_files.remote_bytes import side_by_side
 from penstock.addons.record_files.rows import (
     ListedRows,
@@ -50,10 +51,9 @@ from penstock.addons.tables.arrow.gathering import (
     columns_of,
     layouts_of,
 )
-from penstock.datasets.files import Files, Remote
+from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
 from penstock.datasets.reading.image import Reader, check_reader
-from penstock.datasets.reading.positioned_file import blocks_of_each
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Count, Fraction, Limits, Seed
@@ -63,6 +63,8 @@ from penstock.terminal import watched
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from penstock.addons.stores.remote_files import RemoteFiles
 
 _log = logging.getLogger(__name__)
 
@@ -191,7 +193,7 @@ class ArrowTable(FileDataset):
         return groups, rows - self.files.bounds[groups]
 
     @property
-    def remote_files(self) -> Remote | None:
+    def remote_files(self) -> RemoteFiles | None:
         """The fetcher of the files, if they are at an address."""
         return self._files.remote if is_remote(self.files.name(0)) else None
 

@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from penstock.addons.record_files.cache_folder import CacheFolder, NamedArrays
+from penstock.addons.record_files.positioned_file import PositionedFile
 from penstock.datasets.reading.fingerprint import fingerprint
-from penstock.datasets.reading.generated_folder import CacheFolder, NamedArrays
-from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.keys import IntArray

@@ -13,6 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
+from penstock.addons.record_files.positioned_file import PositionedFile
 from penstock.addons.record_files.shard_files import (
     DamagedError,
     Decompressed,
@@ -20,7 +21,6 @@ from penstock.addons.record_files.shard_files import (
     decompressed_gzip,
 )
 from penstock.addons.tables.text.record_index import QUOTES, Quoting, line_of, text_bounds
-from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import DataError
 from penstock.files.limits import Limits
 

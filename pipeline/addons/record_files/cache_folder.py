@@ -1,0 +1,76 @@
+"""Arrays that are made of a file once, kept in a cache and mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.datasets.reading.generated import generated_folder
+from penstock.errors import DataError
+from penstock.terminal import watched
+
+NamedArrays = Mapping[str, npt.NDArray[Any]]
+
+
+class CacheFolder:
+    """The part of a cache that belongs to one file.
+
+    Args:
+        cache_dir: the cache, as configured; created if missing.
+        key: name of the part, which changes with the file and how it is read.
+    """
+
+    def __init__(self, cache_dir: str, key: str) -> None:
+        self.path = Path(cache_dir).expanduser().absolute() / key
+
+    def text_lengths(
+        self, name: str, texts: Iterable[str], count: int, length: Callable[[str], int]
+    ) -> npt.NDArray[np.int32]:
+        """`length` of each of the `count` texts, int32[count], kept as `name`; errors as `arrays`.
+
+        Args:
+            texts: are gone through only where no lengths are kept.
+        """
+
+        def counted() -> NamedArrays:
+            shown = watched(texts, count, "counting tokens")
+            return {"lengths": np.fromiter(map(length, shown), np.int32, count)}
+
+        def is_sound(kept: NamedArrays) -> bool:
+            return kept["lengths"].dtype == np.int32 and kept["lengths"].shape == (count,)
+
+        return self.arrays(name, counted, is_sound)["lengths"]
+
+    def arrays(
+        self, name: str, make: Callable[[], NamedArrays], is_sound: Callable[[NamedArrays], bool]
+    ) -> NamedArrays:
+        """The arrays of `make`, kept in the folder `name` and mapped; made again if not `is_sound`.
+
+        Raises:
+            DataError: the cache cannot be written.
+        """
+        folder = self.path / name
+
+        def read() -> NamedArrays | None:
+            with suppress(OSError, ValueError, KeyError, EOFError):  # the last: an empty file
+                # Plain arrays: every access to a memmap makes an object of that slow class.
+                kept = {
+                    path.stem: np.load(path, mmap_mode="r").view(np.ndarray)
+                    for path in folder.glob("*.npy")
+                }
+                return kept if is_sound(kept) else None
+            return None
+
+        def write(beside: Path) -> None:
+            for stem, array in make().items():
+                np.save(beside / f"{stem}.npy", array)
+
+        generated_folder(folder, write, "dataset.cache_dir", lambda _: read() is not None)
+        if (kept := read()) is None:
+            raise DataError(f"dataset.cache_dir: {str(folder)!r} cannot be read. Delete it.")
+        return kept
