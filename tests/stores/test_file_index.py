@@ -69,7 +69,7 @@ def test_parts_of_files_in_an_index_are_of_one_version(tmp_path, folder):
     with InThread(shelf) as port:
         files = files_in(tmp_path)
         root = f"http://127.0.0.1:{port}"
-        files.remote.list(f"{root}/data")
+        files.remote.folder(f"{root}/data").files()
 
         def part(start, end):
             address = files.remote.part(f"{root}/{name}", start, end)
@@ -83,7 +83,7 @@ def test_parts_of_files_in_an_index_are_of_one_version(tmp_path, folder):
     shelf.files[name] += b"more"
     with InThread(shelf) as port:
         files, root = files_in(tmp_path), f"http://127.0.0.1:{port}"
-        files.remote.list(f"{root}/data")
+        files.remote.folder(f"{root}/data").files()
         with pytest.raises(DataError, match=r"it had 106 bytes .* and has 110"):
             part(0, 10)
 

@@ -145,7 +145,7 @@ def test_the_digest_does_not_depend_on_where_the_files_lie(data, server, tmp_pat
 def test_spawned_processes_get_what_was_listed_and_no_connection(data, server, tmp_path):
     root = "s3://data/insects/val"
     files = files_of(server, tmp_path)
-    names = [one.name for one in files.list(root)]
+    names = files.remote.folder(root).files()
     files.local(f"{root}/{names[0]}")
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         paths = list(pool.map(files.local, [f"{root}/{name}" for name in names], timeout=60))
@@ -157,7 +157,7 @@ def test_spawned_processes_get_what_was_listed_and_no_connection(data, server, t
 def test_workers_forked_amid_downloads_make_their_own_connections(data, server, tmp_path):
     root = "s3://data/insects/train"
     files = files_of(server, tmp_path)
-    names = [one.name for one in files.list(root)]
+    names = files.remote.folder(root).files()
     stop = threading.Event()
 
     def busy():  # holds connections, and the event loop's locks, while workers are forked
@@ -275,7 +275,7 @@ def test_an_endpoint_is_read_as_tools_of_aws_read_it(way, server, data, tmp_path
     timeout = 50.0 + list(SETTINGS).index(way)  # each has a client of its own
     files = Files(cache_dir=str(tmp_path / "cache"), timeout=timeout)
     root = "s3://data/insects/val"
-    names = [one.name for one in files.list(root)]
+    names = files.remote.folder(root).files()
     for name in names:
         read = files.local(f"{root}/{name}").read_bytes()
         assert read == (data / "insects/val" / name).read_bytes()
@@ -428,8 +428,8 @@ def test_a_reader_that_is_killed_leaves_nothing_torn_and_holds_nobody_up(data, s
 
 def read_all(server, tmp_path):
     files = files_of(server, tmp_path)
-    for one in files.list("s3://data/insects/val"):
-        files.local(f"s3://data/insects/val/{one.name}")
+    for name in files.remote.folder("s3://data/insects/val").files():
+        files.local(f"s3://data/insects/val/{name}")
     return 0
 
 

@@ -169,7 +169,7 @@ def test_a_torn_index_is_made_again(tmp_path, damage):
 
 def test_a_cache_that_cannot_be_written(tmp_path):
     path = written(tmp_path / "a.tsv", "a\n")
-    with pytest.raises(DataError, match=r"dataset\.cache_dir: .* cannot be written"):
+    with pytest.raises(DataError, match=r"cannot write .* Set dataset\.cache_dir"):
         RecordIndex(path, "none", "\t", str(path))
 
 
