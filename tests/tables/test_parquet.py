@@ -455,7 +455,7 @@ CELLS = {
     "a null list": ("vector", [[[1]], [[1], None], [[2]]], "value 1 of the list is null"),
     "ragged": ("vector", [[[1]], [[1], [2, 3]], []], "its lists have lengths 1 and 2"),
     "no picture": ("image", [picture(1), b"x" * 90, picture(1)], "it is text that starts"),
-    "half a picture": ("image", [picture(1), picture(1)[:60], picture(1)], "truncated or"),
+    "half a picture": ("image", [picture(1), picture(1)[:50], picture(1)], "truncated or"),
     "a path only": (
         "image",
         [
