@@ -84,7 +84,7 @@ _OBSERVERS: Mapping[str, Callable[[Any], object]] = {
         or fit.config.trainer.groups
     ),
     "penstock.addons.lanes.lanes:note_kind": lambda fit: fit.config.distributed.lanes,
-    "penstock.addons.mixtures.in_runs:observers": lambda fit: (
+    "penstock.addons.mixtures.mixture:observers": lambda fit: (
         getattr(fit.data.train.dataset, "mixing", None) is not None
     ),
     "penstock.addons.predicting.learned:leave": lambda fit: True,

@@ -332,9 +332,9 @@ class Split:
         node: Mapping[str, Any] = self.config.sampler
         node = node if order is None else {**node, "order": None}
         if getattr(dataset, "mixing", None) is not None:
-            from penstock.addons.mixtures.in_runs import with_mixture
+            from penstock.addons.mixtures.mixture import supplied_order
 
-            node = with_mixture(self, node, supply)
+            supply["order"] = order or supplied_order(self, node, supply)
         made, takes = _sampler(node, "sampler", supply), arguments(called(node))
         if order is None and isinstance(made, BatchStrategy):
             forms = f"{type(made).__name__} forms its batches itself"
@@ -493,9 +493,9 @@ class Split:
         if self.is_train or self.packs:
             parts |= {key: str(value) for key, value in leaves(config.sampler, "sampler")}
             if getattr(dataset, "mixing", None) is not None:
-                from penstock.addons.mixtures import in_runs
+                from penstock.addons.mixtures import mixture
 
-                parts |= in_runs.recorded(self)
+                parts |= mixture.recorded(self)
             if self._tokenizer is not None:
                 parts["lengths"] = self._tokenizer.counting
         if self.decodes:

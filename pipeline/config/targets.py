@@ -50,7 +50,7 @@ SUPPLIED: dict[str, tuple[str, ...]] = {
     "transform": FACTS,
     "sampler": (
         *("length", "seed", "metadata", "batch_size", "tail", "dataset", "data_source"),
-        *("long_tail", "mixing"),
+        "long_tail",
     ),
     "collate": (),
     "model": FACTS,

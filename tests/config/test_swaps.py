@@ -98,7 +98,6 @@ MAKERS = {
     "image_folder": of(people.image_folder),
     "indexed_tars": of(people.web_dataset),
     "mixture": mixture,
-    "mixture_stream": mixture,
     "packed": packed,
     "parquet": of(people.parquet),
     "parquet_stream": of(people.parquet),
@@ -177,7 +176,7 @@ def test_every_dataset_with_everything(name, choices, tmp_path, monkeypatch):
 
 
 # Samples of unequal shapes, or texts, of which their own transform makes what is put together.
-UNEVEN = {"face_landmarks", "mixture", "mixture_stream", "plain_text"}
+UNEVEN = {"face_landmarks", "mixture", "plain_text"}
 
 
 @pytest.mark.parametrize("options", [["collate=list"], ["transform=none"], ["collate=pad"]])

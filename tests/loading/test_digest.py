@@ -168,12 +168,10 @@ def test_samples_can_be_handed_through_one_by_one(faces, capsys):
 
 @pytest.mark.stress
 def test_replay_of_a_stream(faces, capsys, tmp_path):
-    mixture = (
-        "dataset={_target_: penstock.addons.mixtures.mixture_stream.StreamMixture, sources: {a: "
-        f"{{_target_: penstock.datasets.synthetic_faces.SyntheticFaces, root: {tmp_path}, "
-        "count: 30, size: 40}}}"
-    )
-    base = ["~dataset", f"+{mixture}", "sampler=stream", "sampler.buffer=8", "batch.size=8"]
+    lines = [f"{'ab'[n % 2]},text {n}\n" for n in range(30)]
+    (tmp_path / "a.csv").write_text("label,text\n" + "".join(lines))
+    base = ["dataset=delimited_stream", f"dataset.root={tmp_path}", "dataset.classes=[a,b]"]
+    base += ["transform=none", "collate=list", "sampler.buffer=8", "batch.size=8"]
     digest = run(capsys, "task=digest", *base, "loader.num_workers=2")
     assert len(digest.hashes) == 3, digest.err
     replay = run(capsys, "task=replay", "step=1", *base)

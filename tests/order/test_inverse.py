@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from penstock.addons.mixtures.mixture import Mixture
 from penstock.addons.mixtures.order import MixtureOrder
-from penstock.addons.mixtures.weights import Mixing
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.order.plan import Plan
 from penstock.order.samplers import (
@@ -57,6 +57,11 @@ def weighted(length, **given):
     return Weighted(length, SEED, weights=weights, **given)
 
 
+def mixture(first, length, weights):
+    sources = {"a": range(first), "b": range(length - first)}
+    return MixtureOrder(Mixture(sources, weights), SEED, 4)
+
+
 ORDERS = {
     "sequential": Sequential,
     "random": lambda n: Random(n, SEED),
@@ -75,9 +80,7 @@ ORDERS = {
     "packed, weighted": lambda n: SequencePacking(
         n, SEED, table(n), 2, tail="drop", tokens=20, window=16, order=weighted(n)
     ),
-    "mixture": lambda n: MixtureOrder(
-        Mixing({"a": n // 3, "b": n - n // 3}, {"a": [[0, 3], [4, 0], [9, 2]], "b": 1}), SEED, 4
-    ),
+    "mixture": lambda n: mixture(n // 3, n, {"a": [[0, 3], [4, 0], [9, 2]], "b": 1}),
     "packed mixture": lambda n: SequencePacking(
         n,
         SEED,
@@ -85,7 +88,7 @@ ORDERS = {
         2,
         tokens=40,
         window=8,
-        order=MixtureOrder(Mixing({"a": n // 4, "b": n - n // 4}, {"a": 1, "b": 1}), SEED, 4),
+        order=mixture(n // 4, n, {"a": 1, "b": 1}),
     ),
     "torch's": lambda n: adapt(lambda: RandomSampler(range(n)), SEED, n),
     "torch's batches": lambda n: adapt(

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.addons.mixtures.mixture_stream import StreamMixture
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import Stack
@@ -282,17 +281,12 @@ def test_what_is_a_stream():
 
 
 def of_kind(kind, length, options, world):
-    """A loader over 0 .. length-1 of a map-style dataset, a stream or a mixture of both."""
+    """A loader over 0 .. length-1 of a map-style dataset or a stream."""
     if kind == "map-style":
         plan, rows = Plan(Random(length, 0), 6), [{"x": torch.tensor([n])} for n in range(length)]
         return Loader(plan, Fetch(rows, Noise(), Stack(), 0, True), options, world)
     order = StreamOrder(0, buffer=5, shuffle_shards=True)
-    if kind == "mixed":
-        rows = [{"x": torch.tensor([n])} for n in range(length // 2, length)]
-        stream = streams.Decoding(length // 2)
-        dataset = StreamMixture({"rows": rows, "stream": stream}, weights={"rows": 1, "stream": 2})
-    else:
-        dataset = {"stream": streams.Plain, "sharded stream": streams.Sharded}[kind](length)
+    dataset = {"stream": streams.Plain, "sharded stream": streams.Sharded}[kind](length)
     return loader_of(dataset, options, order, size=6, transform=Noise(), world=world)
 
 
@@ -300,7 +294,7 @@ def of_kind(kind, length, options, world):
 @pytest.mark.parametrize(
     "workers", [0, 2, *(pytest.param(n, marks=pytest.mark.stress) for n in (1, 3, 4))]
 )
-@pytest.mark.parametrize("kind", ["map-style", "stream", "sharded stream", "mixed"])
+@pytest.mark.parametrize("kind", ["map-style", "stream", "sharded stream"])
 def test_every_kind_for_any_workers_and_ranks(kind, workers):
     """Real worker processes and 1 to 3 ranks; also fewer records than ranks x workers."""
     options = LoaderOptions("process", workers)

@@ -39,11 +39,18 @@ SAMPLERS = (
     "sampler=repeated", "sampler=blocks", "sampler=curriculum sampler.column=label",
     "sampler=identity sampler.identities=3 sampler.samples=4",
 )  # fmt: skip
+SOURCE = "{_target_:penstock.datasets.synthetic_sequences.SyntheticSequences,root:%s,count:60}"
+MIXTURE = (
+    "dataset=sequences ~dataset transform=none collate=pad sampler=mixture "
+    "+dataset={_target_:penstock.addons.mixtures.mixture.Mixture,weights:{a:[[0,3],[1,1]],b:1},"
+    f"sources:{{a:{SOURCE % 'a'},b:{SOURCE % 'b'}}}}}"
+)
 CONFIGURATIONS = (
     "",
     *(f"experiment={name} dataset.count=120" for name in DRAWN),
     *(f"dataset.count=120 {sampler} epoch=1" for sampler in SAMPLERS),
     "experiment=sequences dataset.count=120 sampler=bucket epoch=1",
+    MIXTURE,
     "experiment=tiny_lm",
     "dataset.count=120 seed=7",
     "dataset.count=120 batch.tail=pad batch.size=50",

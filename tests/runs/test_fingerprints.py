@@ -18,7 +18,6 @@ from PIL import Image
 
 import penstock
 from penstock.addons.mixtures.mixture import Mixture
-from penstock.addons.mixtures.mixture_stream import StreamMixture
 from penstock.addons.packs.packed import Packed
 from penstock.addons.shards.tar_shards import TarShards
 from penstock.addons.tables.delimited_stream import DelimitedStream
@@ -134,11 +133,6 @@ KINDS = {
     "mixture": (
         images,
         lambda root: Mixture({"one": ImageFolder(str(root)), "two": ImageFolder(str(root))}),
-        (60, 200),
-    ),
-    "mixture_stream": (
-        images,
-        lambda root: StreamMixture({"one": ImageFolder(str(root)), "two": ImageFolder(str(root))}),
         (60, 200),
     ),
 }
@@ -338,7 +332,6 @@ def test_a_dataset_of_ones_own_is_recognised_by_its_paths(tmp_path):
         (Own(tmp_path / "one"), "content", "data_files"),
         (one, "names", "names_fingerprint"),
         (Mixture({"a": one}), "content", "names_fingerprint"),
-        (StreamMixture({"a": one}), "content", "names_fingerprint"),
     ]
     for dataset, mode, lacks in lacking:
         with pytest.raises(ConfigError, match=rf"data\.fingerprint: .*{lacks}"):

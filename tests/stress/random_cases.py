@@ -134,7 +134,6 @@ def kinds(draw, files):
             for name in ("Forward", "Rewinding", "Divided", "Sharded", "Seeking", "generated")
         },
         "mixture": mixture(draw, rows),
-        "mixed stream": mixed_stream(draw, rows),
         "tar shards": Kind(
             (
                 "dataset=tar_shards",
@@ -242,26 +241,6 @@ def kinds(draw, files):
     }
 
 
-def mixed_stream(draw, rows):
-    names = ("a", "b", "c")[: draw.randint(1, 3)]
-    sources, weights, total = [], [], 0
-    for place, name in enumerate(names):
-        target, count = draw.choice(("Bare", "Table")), draw.choice((1, 7, rows))
-        total += count
-        sources.append(
-            f"{name}: {{_target_: {OWN}.{target}, rows: {count}, start: {1000 * place}}}"
-        )
-        weights.append(f"{name}: {draw.choice((1, 2.5, 10))}")
-    node = f"sources: {{{', '.join(sources)}}}, facts: {{num_features: 3, num_outputs: 1}}"
-    if draw.random() < 0.7:
-        node += f", weights: {{{', '.join(weights)}}}"
-    if draw.random() < 0.3:
-        node, total = f"{node}, stop: first", 0
-    target = "penstock.addons.mixtures.mixture_stream.StreamMixture"
-    words = apart("~dataset", f"+dataset={{_target_: {target}, {node}}}", *REGRESSION)
-    return Kind(words, rows=total, stream=True, packs=False)
-
-
 def mixture(draw, rows):
     names = ("a", "b", "c")[: draw.randint(1, 3)]
     targets = ("Bare", "Table", "AtOnce")
@@ -284,12 +263,8 @@ def mixture(draw, rows):
         node += f", weights: {{{', '.join(weights)}}}"
     if draw.random() < 0.4:
         node += f", num_samples: {draw.choice((7, 40, 300, 2500))}"
-    if draw.random() < 0.2:
+    if len(names) > 1 and draw.random() < 0.2:
         node += f", passes: {{{draw.choice(names)}: {draw.randint(1, 4)}}}"
-    if draw.random() < 0.2:
-        node += ", stop: first"
-    if draw.random() < 0.2:
-        node += f", linear: {draw.choice(('true', 'false'))}"
     if draw.random() < 0.2:
         node += ", knots: samples"
     words = apart(
@@ -297,7 +272,7 @@ def mixture(draw, rows):
         f"+dataset={{_target_: penstock.addons.mixtures.mixture.Mixture, {node}}}",
         *REGRESSION,
     )
-    return Kind(words, rows=rows, mixes=True, packs=False, sources=names)
+    return Kind(words, rows=rows, mixes=True, packs=False)
 
 
 def draw_case(seed, number, files):
@@ -397,10 +372,7 @@ def _sampler(draw, kind, size):
         chosen = draw.choice(("mixture", "mixture", "repeated"))
         words = [f"sampler={chosen}"]
         if chosen == "repeated":
-            return [*words, f"sampler.times={_divisor(draw, size)}"]
-        if draw.random() < 0.3:
-            order = draw.choice((f"{ORDERS}.Sequential", f"{ORDERS}.Random"))
-            words.append(f"+sampler.sources.{draw.choice(kind.sources)}={_node(order, {})}")
+            words.append(f"sampler.times={_divisor(draw, size)}")
         return words
     chosen = draw.choice(("order", "order", "order", "repeated", "repeated", "bucket", "identity"))
     if chosen == "bucket" and kind.numbers:

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from penstock.addons.filters.expressions import is_expression, matching
-from penstock.addons.mixtures.order import MixtureOrder
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
 from penstock.distributed.world import World, default_processes
@@ -121,11 +120,6 @@ class _Question:
             loss = self.history.loss(address)
             parts += [] if loss is None else [f"loss {loss:.6g}"]
         put("  ".join([*parts, self._fate(address)]).rstrip())
-        sampler = self.plan.sampler
-        order = getattr(sampler, "order", None) if self._packed else sampler
-        if isinstance(order, MixtureOrder):
-            shares_of = order.shares(address.epoch, int(shares[0].positions[0]))
-            put("weights  " + ", ".join(f"{one_line(k)} {v:.4g}" for k, v in shares_of.items()))
         table = table_of(self.split.dataset, self.split.data.fields)
         names = [] if table is None else [name for name in _COLUMNS if name in table.columns]
         mixes = bool(source_of(self.split.dataset, int(shares[0].indices[0])))
