@@ -74,7 +74,8 @@ class Files:
         Raises:
             ConfigError: an option looks like a credential.
         """
-        return seams.remote_files(self)
+        made: RemoteFiles = seams.function("penstock.addons.stores.remote_files:RemoteFiles")(self)
+        return made
 
     def local(self, address: str) -> Path:
         """A path on this machine with the content of `address`; a local path is not checked.

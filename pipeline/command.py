@@ -10,10 +10,7 @@ processes of this same command line, unless torchrun or Slurm has started them.
 
 from __future__ import annotations
 
-import argparse
-import errno
 import gc
-import logging
 import os
 import sys
 import traceback
@@ -25,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, OmegaConf
 
 from penstock import late_imports, program, seams, terminal
 from penstock.config import compose, familiar, targets
@@ -36,14 +34,13 @@ from penstock.distributed import launch, preemption, world
 from penstock.errors import PREEMPTED, ConfigError, PenstockError, Problem
 from penstock.terminal import put, say
 
-_PACKAGES = ("penstock-loader", "torch", "hydra-core")
 INTERRUPTED, NOBODY_LISTENS = 130, 141  # as shells say of SIGINT and SIGPIPE
-# Hydra 1.4 has one way to behave, and warns of a program that names a version.
-_VERSION: Any = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
-# They would hide our groups, and run a pickle.
-_REFUSED = (("--config-path", "config_path"), ("--experimental-rerun", "experimental_rerun"))
-_script: str | None = None  # that this process was started from
-getattr(OmegaConf, compose.register)("job_name", seams.job_name, replace=True)
+_CHECKED = "checked."  # before the name of a primary configuration in Hydra's store
+getattr(OmegaConf, compose.register)(
+    "job_name",
+    lambda words: import_module("penstock.addons.sweeps.sweep").job_name(words),
+    replace=True,
+)
 
 
 def main(
@@ -62,14 +59,14 @@ def main(
     Returns:
         The exit code. Where it is 2, nothing was written if the message came within the second.
     """
-    global _script
-    _script = script
+    os.environ["PENSTOCK_SCRIPT"] = script or ""  # ranks of a job on another machine need it, too
     late_imports.install()
     launch.end_with_launcher()
     try:
         with preemption.Preemption(_say_once, at_once=True):
             if "--version" in argv:  # in every report of a problem
-                put(*(f"{name} {version(name)}," for name in _PACKAGES), "Python", sys.version)
+                packages = ("penstock-loader", "torch", "hydra-core")
+                put(*(f"{name} {version(name)}," for name in packages), "Python", sys.version)
             else:
                 _start(list(argv), trust, config_dir)
         return 0
@@ -80,19 +77,21 @@ def main(
 def _start(argv: list[str], trust: Sequence[str], config_dir: str | None) -> None:
     """Check all that a command line asks for, and let Hydra do it."""
     if argv[:1] == ["init"]:
-        from penstock.addons.starter import init
-
-        sys.exit(init.run(argv[1:]))
+        sys.exit(import_module("penstock.addons.starter.init").run(argv[1:]))
     parser = compose.options()
     parser.add_argument("--trust", action="append", default=[])
     args, unknown = parser.parse_known_intermixed_args(argv)
-    if unknown := [*unknown, *(option for option, name in _REFUSED if getattr(args, name))]:
+    # They would hide our groups, and run a pickle.
+    refused = {"--config-path": args.config_path, "--experimental-rerun": args.experimental_rerun}
+    if unknown := [*unknown, *(option for option, value in refused.items() if value)]:
         raise ConfigError(_no_option(option, argv) for option in unknown)
     before, folder = os.environ.get(targets.VARIABLE), args.config_dir or config_dir
     if not launch.is_of_ours():  # a rank suggests the command that its launcher was given
-        typed = [word for name in (before, *args.trust) if name for word in ("--trust", name)]
-        typed += ["--config-dir", args.config_dir] if args.config_dir else []
-        os.environ[program.VARIABLE] = program.started(_script, typed)
+        trusted = (("--trust", name) for name in (before, *args.trust))
+        typed = [*trusted, ("--config-dir", args.config_dir)]
+        os.environ[program.VARIABLE] = program.started(
+            os.environ["PENSTOCK_SCRIPT"], [word for pair in typed if pair[1] for word in pair]
+        )
     os.environ[targets.VARIABLE] = ",".join(filter(None, [before, *trust, *args.trust]))
     if args.help:
         put(_help(folder))
@@ -100,48 +99,68 @@ def _start(argv: list[str], trust: Sequence[str], config_dir: str | None) -> Non
         _run_hydra(args, [*compose.searched(folder), *args.overrides])
 
 
-def _run_hydra(args: argparse.Namespace, words: list[str]) -> None:
+def _run_hydra(args: Any, words: list[str]) -> None:
     """Let Hydra run the job or the jobs, or show what is asked for, once all is checked."""
     import_trusted()
-    name, job, made, stack = args.config_name or "config", execute, list[DictConfig](), ExitStack()
+    name, path, config, stack = args.config_name or "config", str(compose.CONF), None, ExitStack()
+    shows = args.cfg or args.info or args.hydra_help
     try:
-        if args.cfg or args.info or args.hydra_help:
-            loaded, problems, _ = compose.load(words, name)
-            if problems:
-                raise ConfigError(problems)
-            if args.cfg == "job":
-                _show(loaded, args)
-                return
-        elif args.multirun:
-            from penstock.addons.sweeps import sweep
-
+        if args.multirun and not shows:
+            sweep = import_module("penstock.addons.sweeps.sweep")
             words = [*words, stack.enter_context(sweep.running(words, name))]
         elif not args.shell_completion:
-            config = compose.compose(*words, config_name=name, begin=_announce, look=made.append)
-            job, words = _single(words, config, made[0].hydra)
+            made, problems, files = compose.load(words, name)
+            compose.refuse(problems if shows else ())
+            if not shows:
+                config = compose.accept(
+                    compose.resolved(made, problems), problems, _announce, words, files
+                )
+                writes = made.hydra.output_subdir or "filename" in str(made.hydra.job_logging)
+                made.hydra.run.dir = config.run_dir if writes else "."
+            if not (args.info or args.hydra_help):
+                name, path, words = _stored(name, made, words)
     except ConfigError as error:
         error.told = world.launched_rank()[1] > 0  # the first rank of each machine reports it
         raise
-    flags = [
+    sys.argv[1:] = [
         word
         for option, value in vars(args).items()
         if value and option not in ("overrides", "trust", "config_dir", "config_name")
         for word in (f"--{option.replace('_', '-')}", value)
         if word is not True
-    ]
-    sys.argv = [sys.argv[0], *flags, *words]
+    ] + words
     with stack:
-        hydra.main(str(compose.CONF), name, **_VERSION)(job)()
+        # Hydra 1.4 has one way to behave, and warns of a program that names a version.
+        hydra.main(path, name, *("1.3",) * hydra.__version__.startswith("1.3."))(
+            lambda composed: execute(config)
+        )()
+
+
+def _stored(name: str, made: DictConfig, words: Sequence[str]) -> Any:
+    """Put our composition where Hydra finds it: returns its name there, no path and no words."""
+    for kind in ("task", "hydra"):
+        made.hydra.overrides[kind] = [
+            one.input_line
+            for one in map(compose.parse, words)
+            if one.is_hydra_override() == (kind == "hydra")
+        ]
+    # Hydra's own logging would be merged into that of ours.
+    none = [{"override hydra/job_logging": "none"}, {"override hydra/hydra_logging": "none"}]
+    node: Any = OmegaConf.to_container(made)
+    ConfigStore.instance().store(f"{_CHECKED}{name}", {"defaults": [*none, "_self_"], **node})
+    return f"{_CHECKED}{name}", None, []
 
 
 def _no_option(option: str, argv: Sequence[str]) -> Problem:
     """The problem of an unknown option; most are keys, written as other programs take them."""
     name, _, value = option.partition("=")
     after = argv[argv.index(option) + 1 :] if option in argv else ()
-    value = value or next(iter(after), "...")
-    way = familiar.advice(name) or familiar.advice(name.strip("-"), value)
-    keys = "; keys stand without dashes, as in batch.size=32"
-    return Problem(name, f"there is no such option{way or keys}. All are in --help")
+    way = (
+        familiar.advice(name)
+        or familiar.advice(name.strip("-"), value or next(iter(after), "..."))
+        or "; keys stand without dashes, as in batch.size=32"
+    )
+    return Problem(name, f"there is no such option{way}. All are in --help")
 
 
 def import_trusted() -> None:
@@ -154,67 +173,29 @@ def import_trusted() -> None:
             raise ConfigError(Problem("--trust", f"{name}: {error!r} on import")) from error
 
 
-def _single(words: Sequence[str], config: Config, section: Any) -> tuple[Any, list[str]]:
-    """The only job of a command line without -m, and the words of it that Hydra acts on.
-
-    Hydra gets no value below a group: it would refuse those of a node that our pass has replaced.
-    """
-    each = [compose.parse(word) for word in words]
-    typed = [word for word, one in zip(words, each, strict=True) if not one.is_hydra_override()]
-
-    def job(composed: DictConfig) -> float | None:
-        record: Any = HydraConfig.get()
-        with read_write(record):
-            record.overrides.task = typed
-        return execute(composed, config)
-
-    kept = [one for one in each if one.is_hydra_override() or "." not in one.key_or_group]
-    hydras = [str(one.input_line) for one in kept if not isinstance(one.value(), dict)]
-    files = section.output_subdir or "filename" in str(section.job_logging)
-    return job, [*hydras, program.override("hydra.run.dir", config.run_dir if files else ".")]
-
-
 def _help(folder: str | None) -> str:
     """Hydra's --help with our text and all groups, without its half a second of composing."""
     files = [file for one in (compose.CONF, folder) if one for file in Path(one).glob("*/*.yaml")]
-    names = sorted((file.parent.name, file.stem) for file in files)
-    groups = {group: [name for of, name in names if of == group] for group, _ in names}
-    lines = (f"{group}: {', '.join(options)}" for group, options in groups.items())
-    return (
-        (Path(__file__).parent / "help.txt").read_text("utf-8").replace("GROUPS", "\n".join(lines))
+    groups = "".join(
+        f"{group}: {', '.join(sorted(one.stem for one in files if one.parent.name == group))}\n"
+        for group in sorted({one.parent.name for one in files})
     )
+    return Path(__file__).with_name("help.txt").read_text("utf-8").replace("GROUPS\n", groups)
 
 
-def _show(config: DictConfig, args: argparse.Namespace) -> None:
-    """Print our composition as Hydra prints its own for `--cfg job`."""
-    part: Any = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    if args.resolve:
-        OmegaConf.resolve(part)
-    part = OmegaConf.select(part, args.package) if args.package else part
-    if not OmegaConf.is_config(part):
-        raise ConfigError(Problem("--package", f"there is no section {args.package}"))
-    header = f"# @package {args.package}\n" if args.package else ""
-    put(header + OmegaConf.to_yaml(part).rstrip())
-
-
-def execute(composed: DictConfig, config: Config | None = None) -> float | None:
+def execute(config: Config | None) -> float | None:
     """Run one job that Hydra begins; returns the value that a sweep optimises.
 
     Args:
-        composed: Hydra's composition.
-        config: what our pass has made of the same words; None for a job of a sweep.
+        config: what our pass has made of its words; None for a job of a sweep.
 
     Raises:
         SystemExit: it failed; Hydra would print a traceback of anything else.
     """
-    job, logger = HydraConfig.get(), logging.getLogger("penstock")
-    if job.job_logging.get("root") is None:
-        logger.handlers = [terminal.Handler()]
-    logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
     if config is None:
-        from penstock.addons.sweeps import sweep
-
-        return sweep.run_job(_composed, _run, report)
+        return import_module("penstock.addons.sweeps.sweep").run_job(  # type: ignore[no-any-return]
+            _composed, _run, report
+        )
     try:
         return _run(config)
     except (Exception, preemption.Stop) as error:
@@ -230,15 +211,18 @@ def _composed(folder: Path) -> Config:
 
 def _run(config: Config) -> float | None:
     """Run the task of a job, here or in ranks that are started for it."""
-    job, task, rank = HydraConfig.get(), seams.TASKS[config.task], world.launched_rank()[0]
-    if job.output_subdir:  # where Hydra has written what it composed
-        folder = Path(job.runtime.output_dir, job.output_subdir)
-        OmegaConf.save(OmegaConf.create(config.model_dump()), folder / "config.yaml")
-        OmegaConf.save(OmegaConf.create(overrides()), folder / "overrides.yaml")
+    job, task = HydraConfig.get().job, seams.TASKS[config.task]
     if task.ranks and (count := launch.processes(config.distributed)):
-        words = [*overrides(), program.override("run_dir", config.run_dir)]  # the last one counts
-        command = launch.this_program([f"--config-name={job.job.config_name}", *words], _script)
-        return launch.run(command, count, config.distributed.max_restarts)
+        words = [
+            f"--config-name={str(job.config_name).removeprefix(_CHECKED)}",
+            *overrides(),
+            program.override("run_dir", config.run_dir),  # the last one counts
+        ]
+        return launch.run(  # type: ignore[no-any-return]
+            launch.this_program(words, os.environ.get("PENSTOCK_SCRIPT")),
+            count,
+            config.distributed.max_restarts,
+        )
     run = seams.function(task.run)
     if not gc.isenabled():
         # It was turned off for the imports. What was imported is frozen: to search it takes 0.4 s,
@@ -246,7 +230,7 @@ def _run(config: Config) -> float | None:
         # job must not outlast it.
         gc.freeze()
         gc.enable()
-    terminal.options["progress"] = "none" if rank else config.trainer.progress
+    terminal.options["progress"] = "none" if world.launched_rank()[0] else config.trainer.progress
     value: float | None = run(config)
     launch.leave_result(value)
     return value
@@ -267,17 +251,12 @@ def report(error: BaseException) -> int:
     if isinstance(error, preemption.Stop):
         error = preemption.Preempted(str(error))
     rank = f"rank {world.launched_rank()[0]}: " if world.launched_size() > 1 else ""
-    if isinstance(error, OSError) and error.errno == errno.EMFILE:
-        error = PenstockError("too many open files; `ulimit -n 4096`, or fewer workers")
-    if not isinstance(error, PenstockError) or os.environ.get("HYDRA_FULL_ERROR") == "1":
-        trace = "".join(traceback.format_exception(error)).rstrip()
-        say(rank + trace.replace("\n", f"\n{rank}"))
-    if not isinstance(error, PenstockError):
-        return 1
-    if str(error) and not error.told:
-        tell = _say_once if error.exit_code == PREEMPTED else say
-        tell(f"{rank}{error.kind}{error}")
-    return error.exit_code
+    known = error if isinstance(error, PenstockError) else None
+    if known is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
+        say(rank + "".join(traceback.format_exception(error)).rstrip().replace("\n", f"\n{rank}"))
+    if known and str(known) and not known.told:
+        (_say_once if known.exit_code == PREEMPTED else say)(f"{rank}{known.kind}{known}")
+    return known.exit_code if known else 1
 
 
 def _say_once(text: str) -> None:
@@ -290,9 +269,9 @@ def _announce(config: Config) -> None:
     """Say what a run will do, before torch is imported; for our ranks, their launcher has."""
     if not launch.is_of_ours():
         task, names = seams.TASKS[config.task], map(program.name_of, (config.model, config.dataset))
-        folder = f"; run folder {config.run_dir}" if task.writes else ""
-        folder = folder if config.resume in (None, "auto") else f"; resuming {config.resume}"
-        _say_once(f"{config.task}: {task.sentence.format(*names)}{folder}")
+        folder = f"; run folder {config.run_dir}" * task.writes
+        resuming = f"; resuming {config.resume}" * (config.resume not in (None, "auto"))
+        _say_once(f"{config.task}: {task.sentence.format(*names)}{resuming or folder}")
 
 
 if __name__ == "__main__":

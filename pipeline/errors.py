@@ -32,7 +32,7 @@ class Problem:
 
     def __str__(self) -> str:
         key = self.key if self.key.isprintable() else ascii(self.key)[1:-1]  # a stranger's
-        return f"{key}: {self.message}" if key else self.message
+        return f"{key}: {self.message}".removeprefix(": ")
 
 
 class ConfigError(PenstockError):
@@ -41,12 +41,10 @@ class ConfigError(PenstockError):
     exit_code = 2
 
     def __init__(self, problems: str | Problem | Iterable[Problem]) -> None:
-        if isinstance(problems, str):
-            problems = Problem("", problems)
-        self.problems = [problems] if isinstance(problems, Problem) else list(problems)
-        self.kind = "error in the configuration: "
-        if len(self.problems) > 1:
-            self.kind = f"{len(self.problems)} errors in the configuration:\n  "
+        one = Problem("", problems) if isinstance(problems, str) else problems
+        self.problems = [one] if isinstance(one, Problem) else list(one)
+        many = f"{len(self.problems)} errors in the configuration:\n  "
+        self.kind = many if len(self.problems) > 1 else "error in the configuration: "
         super().__init__("\n  ".join(str(problem) for problem in self.problems))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[list[Problem]]]:

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from functools import wraps
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 from threading import RLock
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 _running = RLock()
@@ -42,57 +41,47 @@ class _Late(ModuleType):
         if (self.__name__, name) == ("torchmetrics", "Metric"):
             return import_module("torchmetrics.metric").Metric
         with _running:  # another thread waits until all of it is there
-            if self.__name__.startswith("torchmetrics"):
-                import_module("torchmetrics.utilities")  # in another order, it and `metric` fail
-            elif self.__name__ != _DYNAMO:
-                _ = sys.modules[_DYNAMO].__path__  # runs the package's code, which comes first
+            import_module(vars(self)["_first"])
             if vars(self).pop("_waiting", None) is not None:
                 vars(self).update(own)
                 self.__loader__.exec_module(self)  # type: ignore[union-attr]
         return super().__getattribute__(name)
 
 
-def _disable(function: Any = None, *arguments: Any, **options: Any) -> Any:
-    """As torch's: a function that is not compiled. Until there is a compiler, none is."""
-    compiler = sys.modules[_DYNAMO]
-    if not isinstance(function, FunctionType):
-        _ = compiler.config  # runs its code, and `disable` is torch's own
-        return compiler.disable(function, *arguments, **options)
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        disable = None if "_waiting" in vars(compiler) else compiler.disable
-        own = disable(function, *arguments, **options) if disable else function
-        return own(*args, **kwargs)
-
-    vars(call)["_torchdynamo_disable"] = True  # by which the compiler knows it
-    return call
-
-
-def _is_compile_supported(device: Any) -> Any:
-    utilities = sys.modules[f"{_DYNAMO}.utils"]
-    _ = utilities.counters  # runs its code
-    return utilities.is_compile_supported(device)
-
-
 def install() -> None:
     """Let these be imported late, from now on, unless they are there."""
     for name in ("torchmetrics", "torchmetrics.functional", "torchmetrics.metric"):
         if name not in sys.modules and (spec := find_spec(name)):
-            # What modules inside ask the package for.
-            _put(spec, {"_logger": logging.getLogger("torchmetrics")})
+            # The logger is what modules inside ask the package for.
+            _put(spec, "torchmetrics.utilities", _logger=logging.getLogger("torchmetrics"))
     if "torch" not in sys.modules and (torch := find_spec("torch")):
-        spec = PathFinder.find_spec(_DYNAMO, torch.submodule_search_locations)
-        nothing = {"disable": _disable, "graph_break": lambda *args, **options: None}
-        compiler = _put(spec, nothing)
-        compiler._waiting["__path__"] = path = vars(compiler).pop("__path__")
-        utilities = PathFinder.find_spec(f"{_DYNAMO}.utils", path)
-        _put(utilities, {"is_compile_supported": _is_compile_supported})
+        compiler: Any = _put(
+            PathFinder.find_spec(_DYNAMO, torch.submodule_search_locations),
+            "torch",
+            graph_break=lambda *args, **options: None,
+            # Torch's own functions, which alone are not wrapped, stay as they are until something
+            # is compiled; anybody else's are disabled by the compiler itself.
+            disable=lambda function=None, *args, wrapping=True, **options: (
+                [compiler.config, compiler.disable][1](function, *args, **options)
+                if wrapping
+                else function
+            ),
+        )
+        path = compiler._waiting["__path__"] = vars(compiler).pop("__path__")
+        utilities: Any = _put(
+            PathFinder.find_spec(f"{_DYNAMO}.utils", path),
+            f"{_DYNAMO}.config",  # which runs the package's code
+            is_compile_supported=lambda device: [
+                utilities.counters,
+                utilities.is_compile_supported,
+            ][1](device),
+        )
 
 
-def _put(spec: Any, names: dict[str, Any]) -> Any:
+def _put(spec: Any, first: str, **names: Any) -> Any:
+    """A module whose code waits, with names that need none; `first` is imported before it runs."""
     module: Any = module_from_spec(spec)
     module.__class__ = _Late
-    vars(module).update(names, _waiting={})
+    vars(module).update(names, _first=first, _waiting={})
     sys.modules[spec.name] = module
     return module

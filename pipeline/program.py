@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 # This program with the options that were typed, as processes that it starts say it, too.
 VARIABLE = "PENSTOCK_COMMAND"
@@ -50,12 +51,10 @@ def literal(value: object) -> str:
     if re.fullmatch(name, str(value), re.ASCII):
         return str(value)
     # A backslash stands for itself, but before a quote.
-    doubled = re.sub(r"(\\+)(?='|$)", r"\1\1", str(value))
-    return "'{}'".format(doubled.replace("'", "\\'"))
+    return "'{}'".format(re.sub(r"(\\+)(?='|$)", r"\1\1", str(value)).replace("'", "\\'"))
 
 
-def name_of(node: object) -> str:
+def name_of(node: Any) -> str:
     """The name of what a node calls, which may be another thing than the option of its group."""
-    values = node if isinstance(node, dict) else {}
-    target = str(values.get("_target_", "?"))
-    return str(values["name"] if target.endswith(".torchvision_model") else target.split(".")[-1])
+    called = str(node.get("_target_")).rpartition(".")[2] if isinstance(node, dict) else "?"
+    return str(node["name"]) if called == "torchvision_model" else called

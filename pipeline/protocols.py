@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-Sample = Any  # a dict of fields, or what `data.fields` gives names to
-
 
 class MapDataset(Protocol):
     """Rows by index, for any sampler.
@@ -24,7 +22,7 @@ class MapDataset(Protocol):
     def __len__(self) -> int:
         """The number of rows."""
 
-    def __getitem__(self, index: int, /) -> Sample:
+    def __getitem__(self, index: int, /) -> Any:
         """The sample of a row.
 
         Raises:

@@ -6,14 +6,12 @@ run that does not ask for an add-on does not load it. import-linter lists these 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.addons.stores.remote_files import RemoteFiles
-    from penstock.datasets.files import Files
     from penstock.tasks.fit import Fit
     from penstock.training.observer import Observer
 
@@ -59,22 +57,7 @@ TASKS: Mapping[str, Task] = {
 
 def function(name: str) -> Any:
     """The function of a name such as "module:function", imported now."""
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
-
-
-def job_name(words: Sequence[str]) -> str:
-    """The folder's name of a job of a sweep, from its overrides."""
-    from penstock.addons.sweeps.sweep import job_name
-
-    return job_name(words)
-
-
-def remote_files(files: Files) -> RemoteFiles:
-    """Access to files at addresses. Imported with the first address."""
-    from penstock.addons.stores.remote_files import RemoteFiles
-
-    return RemoteFiles(files)
+    return resolve_name(name)
 
 
 # Makers of a fit's observers, and which fits want them.
@@ -98,5 +81,9 @@ _OBSERVERS: Mapping[str, Callable[[Any], object]] = {
 
 def observers(fit: Fit) -> list[Observer]:
     """The observers of a fit on the first rank, when its folder is open."""
-    wanted = [name for name, is_wanted in _OBSERVERS.items() if is_wanted(fit)]
-    return [observer for name in wanted for observer in function(name)(fit) or ()]
+    return [
+        observer
+        for name, is_wanted in _OBSERVERS.items()
+        if is_wanted(fit)
+        for observer in function(name)(fit) or ()
+    ]

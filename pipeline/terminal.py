@@ -72,9 +72,7 @@ def progress(
     nothing. Cost: 0.2 us a call.
     """
     kind = "none" if parent_process() else options["progress"]
-    # One column short: in the last one, a terminal begins a new line.
     is_screen = kind == "auto" and sys.stderr.isatty()
-    width = shutil.get_terminal_size().columns - 1 if is_screen else 0
     begun, every = time.monotonic(), float("inf") if kind == "none" else 1 if is_screen else 30
     due = begun + every
 
@@ -85,7 +83,11 @@ def progress(
             left = f"{(now - begun) * (total / done - 1):,.0f} s left" if total and done else ""
             bar = f"[{'#' * int(20 * min(done / total, 1)):.<20}]" if total and is_screen else ""
             line = "  ".join(filter(None, (one_line(what), bar, place.strip(), left, note)))
-            say(line[:width] if is_screen else line, end="\r" if is_screen else "\n")
+            # One column short: in the last one, a terminal begins a new line.
+            say(
+                line[: shutil.get_terminal_size().columns - 1 if is_screen else None],
+                end="\r" if is_screen else "\n",
+            )
 
     try:
         yield show

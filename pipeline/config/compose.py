@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, cast
 
-from hydra import __version__, errors, types, version
+from hydra import __version__, errors, types
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core import utils
@@ -47,18 +47,13 @@ options = get_args_parser  # of Hydra's command line
 _COPYING = Lock()  # OmegaConf's deepcopy writes into what it copies
 # OmegaConf 2.4, which Hydra 1.4 needs, has another name for it.
 register = "register_new_resolver" if __version__.startswith("1.3.") else "register_resolver"
-if __version__.startswith("1.3."):  # 1.4 has one behaviour
-    version.setbase("1.3")
 utils.setup_globals()  # ${now:...}
-utils.JobRuntime.instance().set("name", "run")
 
 
 def compose(
     *words: str,
     config_dir: str | None = None,
     config_name: str = "config",
-    begin: Callable[[Config], object] = lambda config: None,
-    look: Callable[[DictConfig], object] = lambda made: None,
 ) -> Config:
     """The configuration that `python run.py <words>` would run, for use as a library.
 
@@ -68,17 +63,13 @@ def compose(
         words: as on the command line, e.g. "sampler=weighted", "loader.num_workers=4".
         config_dir: a folder of groups of your own.
         config_name: of a primary configuration of your own.
-        begin: of the command line: gets the configuration before torch is imported for the later
-            phases.
-        look: gets what was composed, with Hydra's own section.
 
     Raises:
         ConfigError: with everything that is wrong in the first phase that finds something.
     """
     words = (*searched(config_dir), *words)
     made, problems, files = load(words, config_name)
-    look(made)
-    return accept(resolved(made, problems), problems, begin, words, files)
+    return accept(resolved(made, problems), problems, words=words, files=files)
 
 
 def accept(
@@ -101,7 +92,7 @@ def accept(
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        _refuse(
+        refuse(
             [
                 *problems,
                 *(
@@ -111,20 +102,21 @@ def accept(
                 ),
             ]
         )
-    _refuse(problems)
+    refuse(problems)
     begin(config)
-    _refuse(
+    refuse(
         _with_quotes(one, words, files)
         for one in targets.check(config, seams.TASKS[config.task].reads)
     )
     if not seams.TASKS[config.task].reads:
         from penstock.config import rules  # which imports torch
 
-        _refuse(rules.find(config))
+        refuse(rules.find(config))
     return config
 
 
-def _refuse(problems: Iterable[Problem]) -> None:
+def refuse(problems: Iterable[Problem]) -> None:
+    """Raise ConfigError if there are any."""
     if each := list(dict.fromkeys(problems)):
         raise ConfigError(each)
 
@@ -171,10 +163,9 @@ def load(
                     "tracker", "several replace each other; begin each with # @package tracker.NAME"
                 )
             )
-        named = [Path(str(given.get(key))) for key in ("run", "resume", "checkpoint")]
         for run in [
             folder
-            for path in named
+            for path in (Path(str(given.get(key))) for key in ("run", "resume", "checkpoint"))
             for folder in (path, path.parent.parent)  # of a checkpoint
             if (folder / "manifest.json").is_file()
         ][:1]:
@@ -194,16 +185,11 @@ def load(
         for one in (one for one in overrides if one.input_line not in choices):
             with _noting(problems, one.key_or_group):
                 key, value, typed = one.key_or_group, one.value(), f"+{one.input_line}"
-                known = [name for name, _ in hydra.nodes(OmegaConf.to_container(config), "")]
+                known = [name for name, _ in targets.nodes(OmegaConf.to_container(config), "")]
                 if key not in known and not one.is_add() and not one.is_force_add():
+                    others = [name for name in known if not key.startswith(f"{name}.")]
                     hint = familiar.advice(key, typed.partition("=")[2] or "...") or (
-                        messages.nearest(
-                            key,
-                            [
-                                *(name for name in known if not key.startswith(f"{name}.")),
-                                *config.hydra.runtime.choices,
-                            ],
-                        )
+                        messages.nearest(key, [*others, *config.hydra.runtime.choices])
                         + f"; to add one: {typed!r}"
                     )
                     raise ConfigError(Problem(key, f"unknown key{hint}"))
@@ -224,7 +210,7 @@ def load(
         return config, problems, files
     # Without an option that is not there, whatever else is wrong is found as well.
     rest = [one for one in words if re.split("[@=]", one.lstrip("+"))[0] != problems[-1].key]
-    _refuse(problems if len(rest) == len(words) else ())
+    refuse(problems if len(rest) == len(words) else ())
     config, more, files = load(rest, config_name)
     return config, [*problems, *more], files
 
@@ -240,13 +226,14 @@ def _noting(problems: list[Problem], key: str) -> Iterator[None]:
         group, _, option = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
         # Without what OmegaConf says of types, and Hydra of its search path.
         text = re.split(r"\n +full_key:|\nConfig search", f"{error}\n{error.__cause__ or ''}")[0]
-        hint = familiar.advice(group, option) or messages.nearest(
-            option, text.rpartition(":")[2].split()
-        )
         problems.append(
             Problem(
                 group or getattr(error.__cause__ or error, "full_key", None) or key,
-                " ".join(text.split()) + hint,
+                " ".join(text.split())
+                + (
+                    familiar.advice(group, option)
+                    or messages.nearest(option, text.rpartition(":")[2].split())
+                ),
             )
         )
 
@@ -290,42 +277,42 @@ def parse(word: str, loader: Any = None) -> Override:
 
 def open_loader(folders: Sequence[str], name: str) -> _Loader:
     """A loader that looks for groups in folders and in trusted packages alone."""
-    _refuse(hydra.search_path(folders))
+    refuse(hydra.search_path(folders))
     search_path = create_config_search_path(str(CONF))
     for folder in folders:
         search_path.prepend("command-line", folder, "schema")
     loader = _Loader(search_path)
-    _refuse(
+    refuse(
         Problem("--config-dir", f"there is no folder {one.path}")
         for one in loader.get_sources()
         if not one.available()
     )
     if name != "config" and (primary := loader.repository.load_config(name)):
         # A file of somebody else's, perhaps with a search path, which Hydra would follow.
-        _refuse(hydra.search_path(OmegaConf.select(primary.config, "hydra.searchpath") or ()))
+        refuse(hydra.search_path(OmegaConf.select(primary.config, "hydra.searchpath") or ()))
     return loader
 
 
 def _read(folders: Sequence[str], name: str, *choices: str) -> tuple[DictConfig, list[str]]:
     """A copy of what Hydra makes of choices, and its files."""
+    places = [CONF, *(Path(folder.removeprefix("file://")) for folder in folders)]
+    files = [path for place in places for path in place.rglob("*.yaml")]
+    state = Path.cwd(), *((path, path.stat().st_mtime_ns) for path in files)
     with _COPYING:
-        return deepcopy(_composed(tuple(folders), name, _state(folders), *choices))
+        return deepcopy(_composed(tuple(folders), name, state, *choices))
 
 
 @lru_cache(maxsize=16)
 def _composed(
     folders: tuple[str, ...], name: str, state: object, *choices: str
 ) -> tuple[DictConfig, list[str]]:
-    """What Hydra makes of choices, and its files. It takes 0.1 s, and a sweep asks for each job."""
+    """What Hydra makes of choices, and its files. It takes 0.1 s, and a sweep asks for each job.
+
+    Args:
+        state: what it depends on besides: the working folder, and when files were written.
+    """
     loader = open_loader(folders, name)
     return loader.load_configuration(name, list(choices), types.RunMode.RUN), loader.files
-
-
-def _state(folders: Iterable[str]) -> tuple[object, ...]:
-    """What a composition depends on besides: the working folder, and when files were written."""
-    places = [CONF, *(Path(folder.removeprefix("file://")) for folder in folders)]
-    files = [path for place in places for path in place.rglob("*.yaml")]
-    return Path.cwd(), *((path, path.stat().st_mtime_ns) for path in files)
 
 
 class _Loader(ConfigLoaderImpl):
@@ -365,7 +352,7 @@ def resolved(config: DictConfig, problems: list[Problem]) -> dict[str, Any]:
     )
     problems += [
         Problem(key, f"has no value yet; give it with {key}=...")
-        for key, value in hydra.nodes(values, "")
+        for key, value in targets.nodes(values, "")
         if value == "???"
     ]
     for name in values:

@@ -19,7 +19,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from penstock import program
 from penstock.config import targets
 from penstock.config.schema import TASK_KEYS
 from penstock.errors import Problem
@@ -34,6 +33,7 @@ _CALLED = {
     *("rich.logging.RichHandler", "colorlog.ColoredFormatter"),
     "hydra.experimental.callbacks.LogJobReturnCallback",
     "hydra_plugins.penstock.OptunaSweeper",
+    "penstock.terminal.Handler",
 }
 # Hydra's schema types these as text or a number, so that they are never nodes with a `_target_`.
 _TEXTS = re.compile(
@@ -72,24 +72,21 @@ def problems(node: Any, overrides: Sequence[Override]) -> Iterator[Problem]:
         return
     section: Any = OmegaConf.to_container(node)
     yield from search_path(section["searchpath"])
-    stored = [
-        at.node
-        for _, at in nodes(ConfigStore.instance().repo["hydra"], "")
-        if isinstance(at, ConfigNode)
-    ]
-    shipped = {
-        (key.rpartition(".")[2], str(at))
-        for one in stored
-        for key, at in nodes(OmegaConf.to_container(one), "")
+    known = {  # of what Hydra and its plugins bring
+        (key.rpartition(".")[2], str(value))
+        for _, stored in targets.nodes(ConfigStore.instance().repo["hydra"], "")
+        if isinstance(stored, ConfigNode)
+        for key, value in targets.nodes(OmegaConf.to_container(stored.node), "")
     }
     typed = {
-        (key, str(at)) for one in overrides for key, at in nodes(one.value(), one.key_or_group)
+        (key, str(at))
+        for one in overrides
+        for key, at in targets.nodes(one.value(), one.key_or_group)
     } | {("overrides", one.input_line) for one in overrides}  # Hydra's record of them
-    for key, value in nodes(section, "hydra"):
+    for key, value in targets.nodes(section, "hydra"):
         part, name, text = f"{key}.".split(".")[1], key.rpartition(".")[2], str(value)
         plain = _TEXTS.sub("", text)
-        known = (name, text) in shipped or text in _CALLED
-        if known or not value or isinstance(value, dict | list):
+        if not value or isinstance(value, dict | list) or (name, text) in known or text in _CALLED:
             continue
         if name in ("_target_", "class", "()"):
             if part in _TRUSTED and targets.is_below(text, targets.trusted()):
@@ -110,14 +107,6 @@ def problems(node: Any, overrides: Sequence[Override]) -> Iterator[Problem]:
             not {(key, text), (part, text)} & typed or (part in _ACTS and "${" in plain)
         ):
             yield Problem(key, "comes from a file; type the value itself on the command line")
-
-
-def nodes(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Full key and value of a node and of everything in it."""
-    yield key, value
-    items = enumerate(value) if isinstance(value, list) else ()
-    for name, inner in value.items() if isinstance(value, dict) else items:
-        yield from nodes(inner, f"{key}.{name}" if key else str(name))
 
 
 def search_path(entries: Iterable[Any], key: str = "hydra.searchpath") -> Iterator[Problem]:
@@ -141,8 +130,7 @@ def overrides() -> list[str]:
         return []
     given: Any = OmegaConf.to_container(HydraConfig.get().overrides)
     # A job of a sweep may run where no command line was, so it brings where groups are looked for.
-    searched = [word for word in given["hydra"] if word.lstrip("+").startswith("hydra.searchpath=")]
-    return [*given["task"], *searched]
+    return [*given["task"], *(one for one in given["hydra"] if "hydra.searchpath=" in one)]
 
 
 def is_job() -> bool:
@@ -153,8 +141,3 @@ def is_job() -> bool:
 def of_run(words: Sequence[str]) -> list[str]:
     """Overrides without those of a task, of where it writes, and of how it is started."""
     return [word for word in words if re.split(r"[=./@]", word.lstrip("+~"))[0] not in OF_A_START]
-
-
-def command_line(*words: str) -> str:
-    """This job's command with other words for what its task is asked, to be pasted."""
-    return program.text(*of_run(overrides()), *words)

@@ -66,8 +66,13 @@ def identity(config: Config, split: str | None = None) -> dict[str, str]:
     schedule = str((config.scheduler or {}).get("_target_", "torch.optim."))
     # Validation decides what is learned where a run stops by it, or its rate follows it; a schedule
     # of somebody's own may.
-    follows = schedule.endswith("ReduceLROnPlateau") or not schedule.startswith("torch.optim.")
-    least = RESULTS if follows or config.trainer.patience is not None else WEIGHTS
+    least = (
+        RESULTS
+        if config.trainer.patience is not None
+        or schedule.endswith("ReduceLROnPlateau")
+        or not schedule.startswith("torch.optim.")
+        else WEIGHTS
+    )
     counts = _MAKE[split] if split else range(least, DATA)
     return {
         key: str(value)

@@ -31,8 +31,9 @@ def of_schema(error: ValidationError, values: Any, section: str = "") -> list[Pr
         there, given = _there(values, entry["loc"]), show(entry["input"])
         names = [str(name) for name in entry["loc"][: len(there) + (entry["type"] == "missing")]]
         key, is_unknown = ".".join([*section.split(), *names]), entry["type"] == "extra_forbidden"
-        near = nearest(names[-1], {*there[-1]} - {names[-1]}) if is_unknown else ""
-        hint = familiar.advice(key, given.strip("'")) or near
+        hint = familiar.advice(key, given.strip("'")) or (
+            nearest(names[-1], {*there[-1]} - {names[-1]}) if is_unknown else ""
+        )
         found.setdefault(key, []).append(f"{entry['msg']}, got {given}{hint}")
     return [Problem(key, "; or: ".join(reasons)) for key, reasons in found.items()]
 

@@ -8,8 +8,6 @@ made: before a run's folder is claimed.
 
 from __future__ import annotations
 
-from typing import Any
-
 from penstock.config.messages import nearest
 from penstock.config.schema import Config
 from penstock.config.targets import arguments, called, walk
@@ -34,9 +32,6 @@ def _batches(config: Config) -> list[tuple[object, str, str]]:
     """The same batches at the same addresses, on all ranks."""
     loader, batch, trainer = config.loader, config.batch, config.trainer
     count, alone = world.launched_size(), config.distributed.strategy == "none"
-    works = loader.backend != "main" and loader.num_workers != 0
-    saves = config.task == "fit" and trainer.checkpoint is not None
-    of_data = ("check", "diff", "digest", "pack", "replay", "report", "runs", "where")
     return [
         (
             alone and count > 1,
@@ -45,7 +40,9 @@ def _batches(config: Config) -> list[tuple[object, str, str]]:
             "would train alone on all of the data; set distributed=ddp, or start one process",
         ),
         (
-            works and not loader.in_order and (saves or not alone),
+            not loader.in_order
+            and ((config.task == "fit" and trainer.checkpoint is not None) or not alone)
+            and (loader.backend != "main" and loader.num_workers != 0),
             "loader.in_order",
             "false gives ranks different batches in a step, and a checkpoint is an address; set "
             "loader.in_order=true, or trainer.checkpoint=null on one rank",
@@ -63,7 +60,8 @@ def _batches(config: Config) -> list[tuple[object, str, str]]:
         ),
         (
             trainer.precision == "fp16"
-            and config.task not in of_data  # they have no model
+            and config.task
+            in ("fit", "validate", "test", "predict", "export", "profile", "lr_find")
             and world.resolve_device(trainer.device) == "cpu",
             "trainer.precision",
             "fp16 needs an accelerator, and this run is on the CPU; set trainer.precision=bf16 or "
@@ -82,7 +80,6 @@ def _rows(config: Config) -> list[tuple[object, str, str]]:
         for _, node in walk(config.dataset, "dataset")
         for one in arguments(called(node)).values()
     )
-    both = data.validates and data.val_dataset is None and config.task in ("fit", "validate")
     return [
         (
             is_stream(dataset) and not orders and sampler is not Sequential,
@@ -103,7 +100,9 @@ def _rows(config: Config) -> list[tuple[object, str, str]]:
             "formed first, and then dealt out to the ranks; set sampler=random",
         ),
         (
-            both and not differ and not data.divides,
+            config.task in ("fit", "validate")
+            and (data.validates and data.val_dataset is None)
+            and not (differ or data.divides),
             "dataset",
             f"{dataset.__name__} takes no argument `split` (or `train`), so training and "
             "validation would read the same samples; add it, or write a node for validation under "
@@ -123,7 +122,6 @@ def _pixels(config: Config) -> list[tuple[object, str, str]]:
     }
     normal = [at for at, step in steps.items() if Normalize in getattr(step, "__mro__", ())]
     first = dict(reversed(normal))  # by split
-    of_views = "train" if config.transform.views > 1 else ""
     return [
         *(
             (
@@ -145,7 +143,9 @@ def _pixels(config: Config) -> list[tuple[object, str, str]]:
         ),
         *(
             (
-                split == of_views and "_batch." in key and (split, key) not in normal,
+                split == "train"
+                and config.transform.views > 1
+                and ("_batch." in key and (split, key) not in normal),
                 key,
                 "does the same to all views of a sample (transform.views). Do it in "
                 f"transform.train, as transform=views does, or leave it out: {key}=null",
@@ -179,8 +179,9 @@ def _validation(config: Config) -> list[tuple[object, str, str]]:
     name = monitor.removeprefix("val/")
     metric, monitors = name.partition("/")[0], fit and name and "_target_" not in measured
     kind = called(measured.get(metric)) if monitors else None
-    is_better: Any = metric != "loss" and getattr(kind, "higher_is_better", None)
-    better = {True: "max", False: "min"}.get(is_better)
+    better = {True: "max", False: "min"}.get(
+        metric != "loss" and getattr(kind, "higher_is_better", None)  # type: ignore[arg-type]
+    )
     return [
         *(follows if not config.data.validates else ()),
         (

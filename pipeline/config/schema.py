@@ -53,7 +53,6 @@ def _is_node(node: dict[str, Any]) -> dict[str, Any]:
 # A part: `_target_` and its arguments; the second has several by name instead, or none.
 Node = Annotated[dict[str, Any], AfterValidator(_is_node)]
 Nodes = Node | dict[str, Node | None]
-Format = Literal["weights", "torch", "onnx"]  # of an exported model
 Names = Annotated[list[str], Field(min_length=1)]  # of positions in a sample
 Filter = str | Node | list[str | Node] | None  # expressions, or functions of the table
 
@@ -175,11 +174,6 @@ class DistributedSection(Section):
     lanes: Annotated[Count | None, WEIGHTS] = None
 
 
-def _ranges(value: list[Any]) -> list[Any]:
-    Skipped.of(value)  # raises ValueError for what names no addresses
-    return value
-
-
 class TrainerSection(Section):
     """The training loop."""
 
@@ -213,7 +207,11 @@ class TrainerSection(Section):
     # Batches of an epoch at most; null: all.
     limit_batches: Annotated[dict[Literal["train", "val"], Count | None], WEIGHTS] = {}
     overfit_batches: Annotated[Count | None, TRAINING] = None
-    skip: Annotated[Annotated[list[Any], AfterValidator(_ranges)] | None, WEIGHTS] = None
+    skip: Annotated[
+        # It raises ValueError for what names no addresses.
+        Annotated[list[Any], AfterValidator(lambda value: [value, Skipped.of(value)][0])] | None,
+        WEIGHTS,
+    ] = None
     fast_dev_run: Annotated[bool | Count, NOTHING] = False  # by the keys that it sets
     warm_start: Annotated[Options, WEIGHTS] = {}
     freeze: Annotated[Options, WEIGHTS] = {}
@@ -224,16 +222,18 @@ class TrainerSection(Section):
     @classmethod
     def _trial(cls, values: Any) -> Any:
         count = isinstance(values, dict) and values.get("fast_dev_run")
-        if not isinstance(count, int) or count < 1:
-            return values
-        return {
-            **values,
-            "checkpoint": None,
-            "limit_batches": {"train": +count, "val": +count},  # a number, of `true` as well
-            "max_epochs": 1,
-            "overfit_batches": None,
-            "skip": None,
-        }
+        return (
+            values
+            if not isinstance(count, int) or count < 1
+            else {
+                **values,
+                "checkpoint": None,
+                "limit_batches": {"train": +count, "val": +count},  # a number, of `true` as well
+                "max_epochs": 1,
+                "overfit_batches": None,
+                "skip": None,
+            }
+        )
 
 
 class SweepSection(Section):
@@ -305,7 +305,7 @@ class Config(Section):
     pack: Annotated[Options, DATA] = {}
     # The file that predictions or a model go to, and the format of an exported model.
     out: Annotated[str | None, RESULTS] = None
-    format: Annotated[Format, RESULTS] = "weights"
+    format: Annotated[Literal["weights", "torch", "onnx"], RESULTS] = "weights"
     find: Annotated[Options, RESULTS] = {}
     sweep: Annotated[SweepSection, NOTHING] = SweepSection()
     lr_find: Annotated[Options, RESULTS] = {}

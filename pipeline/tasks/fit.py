@@ -22,7 +22,7 @@ from torch import nn
 
 from penstock import program, seams
 from penstock.build.training import TrainingParts
-from penstock.config.hydra import command_line, is_job
+from penstock.config.hydra import is_job, of_run, overrides
 from penstock.config.schema import Config
 from penstock.distributed.group import Group, join
 from penstock.distributed.parallel import Parallel, prepare
@@ -291,7 +291,8 @@ class Fit:
 
     def _how_to_see(self, error: NonFiniteLossError) -> str:
         """A loss that is not finite, with the commands that show its batch and go on without it."""
-        again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
+        words = "task=replay", f"epoch={error.epoch}", f"step={error.step}"
+        again = program.text(*of_run(overrides()), *words)
         here = Skipped.of([[error.epoch, error.step], [error.epoch, error.step + 1]])
         skip = program.resume(
             self.folder.path, f"trainer.skip={self.train_loader.plan.skipped | here}"

@@ -85,7 +85,7 @@ UNSAVED = ["trainer.checkpoint=null"]
     ],
 )
 def test_what_a_run_that_is_resumed_may_change(before, now, key, monkeypatch):
-    monkeypatch.setattr("penstock.config.compose._refuse", lambda problems: None)
+    monkeypatch.setattr("penstock.config.compose.refuse", lambda problems: None)
     found = continued(*now, before=before)
     assert found == ([] if key is None else [key])
 

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from penstock.addons.predicting.trained import Trained, trained
-from penstock.config.schema import Config, Format
+from penstock.config.schema import Config
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.files.disk import write_atomically
 from penstock.loading.facts import classes_of
 from penstock.terminal import put
 from penstock.transforms.image import IMAGENET
 
-ENDINGS: dict[Format, str] = {"weights": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
+ENDINGS: dict[str, str] = {"weights": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
 _CLOSE = 1e-4  # of the largest output
 _TRACED = 4  # rows of the inputs that a model is traced with; 1 would stay 1
 _PACKAGES = ("onnx", "onnxruntime", "onnxscript")
@@ -45,7 +45,7 @@ def run(config: Config) -> None:
         PenstockError: the model cannot be exported, or the file computes something else.
     """
     asked = config.model_dump()
-    format: Format = asked["format"]
+    format: str = asked["format"]
     out = _out(asked["out"], format)
     ready = trained(config)
     model = ready.model.cpu()
@@ -85,7 +85,7 @@ class _Exported(NamedTuple):
     batch: int | None = None  # samples that it takes; None: any number
 
 
-def _out(named: Any, format: Format) -> Path:
+def _out(named: Any, format: str) -> Path:
     ending = ENDINGS[format]
     if named is None or Path(named).suffix != ending:
         shown = "is missing" if named is None else f"{named!r} ends otherwise"
@@ -171,7 +171,7 @@ def _onnx(ready: Trained, model: nn.Module, inputs: Sequence[Tensor], path: Path
 
 
 def _traced(
-    format: Format, model: nn.Module, inputs: Sequence[Tensor]
+    format: str, model: nn.Module, inputs: Sequence[Tensor]
 ) -> tuple[torch.export.ExportedProgram, int | None]:
     """The computation of a model, and the samples of its batches: None for any number, else 1."""
     few = tuple(field[:_TRACED] for field in inputs)
@@ -186,7 +186,7 @@ def _traced(
                 raise _unfit(format, model, error) from error
 
 
-def _unfit(format: Format, model: nn.Module, error: Exception) -> PenstockError:
+def _unfit(format: str, model: nn.Module, error: Exception) -> PenstockError:
     reason = str(error).strip().partition("\n")[0][:300].rstrip(".")
     return PenstockError(
         f"{type(model).__name__} cannot be exported as {format}: {type(error).__name__}: {reason}. "
@@ -212,7 +212,7 @@ def _difference(outputs: Any, others: Any) -> float:
 
 
 def _described(
-    ready: Trained, format: Format, batch: int | None, inputs: Sequence[Tensor], outputs: Any
+    ready: Trained, format: str, batch: int | None, inputs: Sequence[Tensor], outputs: Any
 ) -> Any:
     parts = ready.parts
     steps = parts.config.transform

@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 import torch
 
+from penstock import program
 from penstock.build.training import TrainingParts
-from penstock.config.hydra import command_line
+from penstock.config.hydra import of_run, overrides
 from penstock.config.schema import Config
 from penstock.distributed.group import Group
 from penstock.distributed.parallel import Parallel, prepare
@@ -160,7 +161,7 @@ def print_verdict(judged: Verdict, measured: Measured) -> None:
     put(f"to change    {judged.advice}")
     if judged.overrides:
         put(f"to paste     {' '.join(judged.overrides)}")
-        put(f"             {command_line(*judged.overrides)}")
+        put(f"             {program.text(*of_run(overrides()), *judged.overrides)}")
 
 
 @dataclass(frozen=True)
