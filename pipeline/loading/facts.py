@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,12 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from penstock.errors import DataError
 from penstock.loading.fields import Fields
-from penstock.order.columns import ChosenRows, EndToEnd, LengthTable
 from penstock.order.plan import length_of
 from penstock.terminal import watched
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from penstock.order.columns import Column
 
 _LABELS = ("targets", "labels", "_labels")
 Columns = dict[str, npt.NDArray[Any]]
@@ -61,8 +59,8 @@ class SomeRows(ABC):
         """Those of the dataset's `rows` that are held, by their number here."""
 
     @abstractmethod
-    def column(self, column: Column) -> Column:
-        """The values of these rows in a column of all rows; nothing is copied."""
+    def column(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The values of these rows in a column of all rows."""
 
     @abstractmethod
     def told(self, fingerprint: Any) -> str:
@@ -101,7 +99,7 @@ def table_of(dataset: object, fields: Fields | None = None) -> pd.DataFrame | No
     columns = columns_of(dataset, fields or Fields())
     lengths = lengths_of(dataset)
     if lengths is not None:
-        columns = {"length": np.asarray(lengths), **columns}
+        columns = {"length": lengths, **columns}
     if not columns:
         return None
     import pandas as pd
@@ -109,7 +107,7 @@ def table_of(dataset: object, fields: Fields | None = None) -> pd.DataFrame | No
     return pd.DataFrame(columns)
 
 
-def lengths_of(dataset: Any) -> Column | None:
+def lengths_of(dataset: Any) -> npt.NDArray[Any] | None:
     """The lengths of a dataset's rows that it tells without a table; None where it does not.
 
     Raises:
@@ -120,14 +118,14 @@ def lengths_of(dataset: Any) -> Column | None:
         return None if whole is None else dataset.column(whole)
     if isinstance(dataset, Subset):
         whole, rows = lengths_of(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
-        return None if whole is None else ChosenRows(whole, len(rows), lambda chosen: rows[chosen])
+        return None if whole is None else whole[rows]
     if isinstance(dataset, ConcatDataset):
         columns = [column for column in map(lengths_of, dataset.datasets) if column is not None]
-        return EndToEnd(columns) if len(columns) == len(dataset.datasets) else None
+        return np.concatenate(columns) if len(columns) == len(dataset.datasets) else None
     lengths = getattr(dataset, "lengths", None)
     if not all(hasattr(lengths, name) for name in ("dtype", "__len__", "__getitem__")):
         return None
-    lengths = cast("Column", lengths)
+    lengths = np.asarray(lengths)
     if lengths.dtype.kind not in "iu" or len(lengths) != len(dataset):
         raise DataError(
             f"{type(dataset).__name__}.lengths has {len(lengths)} values of type {lengths.dtype}; "
@@ -168,7 +166,7 @@ def with_token_lengths(table: Any, dataset: Any, steps: Mapping[str, Any]) -> An
 
 def table_for(
     columns: set[str], dataset: Any, fields: Fields, steps: Mapping[str, Any]
-) -> LengthTable | pd.DataFrame | None:
+) -> Columns | pd.DataFrame | None:
     """The facts by which a sampler chooses rows: a dataset's table, or its lengths alone.
 
     Args:
@@ -178,7 +176,7 @@ def table_for(
     if columns == {"length"} and tokenizer_of(steps) is None:
         lengths = lengths_of(dataset)
         if lengths is not None:
-            return LengthTable(lengths)
+            return {"length": lengths}
     table = table_of(dataset, fields)
     return with_token_lengths(table, dataset, steps) if "length" in columns else table
 

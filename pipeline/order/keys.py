@@ -26,10 +26,11 @@ Size = tuple[int, ...]
 _TRIES = 8  # of a rejection method at once; one is enough for 95 rows in 100 and more
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 # Arrays of no dimension: numpy takes half as long over them as over its scalars.
-_MIXERS = tuple(np.array(number, np.uint64) for number in (30, _MIX_1, 27, _MIX_2, 31))
+_SHIFT_1, _FACTOR_1, _SHIFT_2, _FACTOR_2, _SHIFT_3 = (
+    np.array(number, np.uint64) for number in (30, _MIX_1, 27, _MIX_2, 31)
+)
 
 
 def _mix(value: int) -> int:
@@ -41,12 +42,11 @@ def _mix(value: int) -> int:
 
 def mix_array(values: KeyArray) -> KeyArray:
     """The mixing function on an array (uint64), which is overwritten."""
-    shift_1, factor_1, shift_2, factor_2, shift_3 = _MIXERS
-    values ^= values >> shift_1
-    values *= factor_1
-    values ^= values >> shift_2
-    values *= factor_2
-    values ^= values >> shift_3
+    values ^= values >> _SHIFT_1
+    values *= _FACTOR_1
+    values ^= values >> _SHIFT_2
+    values *= _FACTOR_2
+    values ^= values >> _SHIFT_3
     return values
 
 
@@ -70,27 +70,21 @@ def hash64_on(state: int, *parts: int | str) -> int:
 
 def hash64_last(first: Sequence[int | str], last: npt.ArrayLike) -> KeyArray:
     """`hash64(*first, part)` for each part of `last`, int64[n]: uint64[n]."""
-    state = hash64_on(len(first) + 1, *first)
-    ends = mix_array(np.array(last).astype(np.uint64) + np.uint64(_GOLDEN))
-    return mix_array(ends + np.uint64((state + _GOLDEN) & _MASK))
+    state = np.uint64((hash64_on(len(first) + 1, *first) + _GOLDEN) & _MASK)
+    return mix_array(mix_array(np.asarray(last).astype(np.uint64) + np.uint64(_GOLDEN)) + state)
 
 
 def hash64_array(key: int, counters: npt.ArrayLike) -> KeyArray:
-    """Evaluate `key` at `counters` (int64 or uint64, any shape): uint64 of the same shape."""
-    values = np.array(counters).astype(np.uint64)
-    values *= np.uint64(_GOLDEN)
-    values += np.uint64(key & _MASK)
+    """Evaluate `key` at `counters` (int64 or uint64, [...]): uint64 of the same shape."""
+    values = np.asarray(counters).astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(key & _MASK)
     # Two rounds: with one, two keys that differ by a multiple of _GOLDEN would share a sequence.
-    values = mix_array(values)
-    values ^= np.uint64(_mix(key + 1))
-    return mix_array(values)
+    return mix_array(mix_array(values) ^ np.uint64(_mix(key + 1)))
 
 
 def hash64_each(keys: KeyArray, counters: npt.ArrayLike) -> KeyArray:
     """`hash64_array(key, counter)` of each key (uint64) and its counter; the two broadcast."""
-    values = mix_array(np.asarray(counters).astype(np.uint64) * np.uint64(_GOLDEN) + keys)
-    values ^= mix_array(keys + np.uint64(1))
-    return mix_array(values)
+    values = np.asarray(counters).astype(np.uint64) * np.uint64(_GOLDEN) + keys
+    return mix_array(mix_array(values) ^ mix_array(keys + np.uint64(1)))
 
 
 def uniform(key: int, counters: npt.ArrayLike) -> FloatArray:
@@ -129,9 +123,6 @@ class KeyedRandom:
         """The numbers of the samples at `positions` (int64[B]) of an epoch, for one purpose."""
         return cls(hash64_array(hash64(seed, "keyed", epoch, purpose), positions))
 
-    def __len__(self) -> int:
-        return len(self.keys)
-
     def child(self, purpose: int | str) -> KeyedRandom:
         """Other numbers for the same rows; every child of one purpose has the same."""
         return KeyedRandom(hash64_each(self.keys, [hash64("child", purpose)]))
@@ -140,24 +131,22 @@ class KeyedRandom:
         self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, size: Size = ()
     ) -> Tensor:
         """float64 from [low, high)."""
-        draws = self._uniform(math.prod(size))
         lows, highs = self._bound(low), self._bound(high)
-        return self._shaped(lows + (highs - lows) * draws, size)
+        return self._shaped(lows + (highs - lows) * self._uniform(math.prod(size)), size)
 
     def normal(
         self, mean: float | Tensor = 0.0, std: float | Tensor = 1.0, size: Size = ()
     ) -> Tensor:
         """float64 of the normal distribution."""
-        draws = _normal(self, math.prod(size))
-        return self._shaped(self._bound(mean) + self._bound(std) * draws, size)
+        scaled = self._bound(std) * _normal(self, math.prod(size))
+        return self._shaped(self._bound(mean) + scaled, size)
 
     def integers(self, low: int | Tensor, high: int | Tensor, size: Size = ()) -> Tensor:
         """int64 from [low, high); bounds of less than 2^53."""
-        draws = self._uniform(math.prod(size))
         lows, highs = self._bound(low), self._bound(high)
+        drawn = np.floor(lows + (highs - lows) * self._uniform(math.prod(size)))
         # A product may round up to the bound itself.
-        drawn = np.minimum(np.floor(lows + (highs - lows) * draws), highs - 1)
-        return self._shaped(drawn.astype(np.int64), size)
+        return self._shaped(np.minimum(drawn, highs - 1).astype(np.int64), size)
 
     def bernoulli(self, p: float | Tensor = 0.5, size: Size = ()) -> Tensor:
         """bool, True with probability `p`."""
@@ -166,8 +155,7 @@ class KeyedRandom:
     def beta(self, a: float, b: float, size: Size = ()) -> Tensor:
         """float64 from [0, 1] of the beta distribution; `a` and `b` above 0."""
         inner = KeyedRandom(self._next())
-        count = math.prod(size)
-        first, second = _log_gamma(inner, a, count), _log_gamma(inner, b, count)
+        first, second = (_log_gamma(inner, shape, math.prod(size)) for shape in (a, b))
         # By logarithms, since with a small shape both may be too small for a float.
         with np.errstate(over="ignore"):
             return self._shaped(1 / (1 + np.exp(second - first)), size)
@@ -175,7 +163,7 @@ class KeyedRandom:
     def permutation(self, length: int) -> Tensor:
         """int64[B, length]: each row has 0 .. length-1 in an order of its own."""
         hashes = hash64_each(self._next()[:, None], np.arange(length))
-        return torch.from_numpy(np.argsort(hashes, axis=1, kind="stable"))
+        return torch.from_numpy(hashes.argsort(axis=1, kind="stable"))
 
     def _next(self) -> KeyArray:
         """The keys of this call."""
@@ -186,23 +174,16 @@ class KeyedRandom:
         return as_uniform(hash64_each(self._next()[:, None], np.arange(count)))
 
     def _bound(self, value: float | Tensor) -> npt.NDArray[Any]:
-        if not isinstance(value, Tensor):
-            return np.asarray(value)
-        if value.shape != (len(self),):
-            raise ValueError(
-                f"a bound of shape {list(value.shape)}; it needs one a row, "
-                f"[{len(self)}], or to be a number"
-            )
-        return value.numpy()[:, None]
+        return value.numpy()[:, None] if isinstance(value, Tensor) else np.asarray(value)
 
     def _shaped(self, values: npt.NDArray[Any], size: Size) -> Tensor:
-        return torch.from_numpy(values.reshape(len(self), *size))
+        return torch.from_numpy(values.reshape(len(self.keys), *size))
 
 
 def _normal(keyed: KeyedRandom, count: int) -> FloatArray:
     """Standard normal [B, count], by Box and Muller."""
-    radius, angle = keyed._uniform(count), keyed._uniform(count)
-    return np.asarray(np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle))
+    radius = np.sqrt(-2 * np.log1p(-keyed._uniform(count)))
+    return np.asarray(radius * np.cos(2 * np.pi * keyed._uniform(count)))
 
 
 def _log_gamma(keyed: KeyedRandom, shape: float, count: int) -> FloatArray:
@@ -213,10 +194,10 @@ def _log_gamma(keyed: KeyedRandom, shape: float, count: int) -> FloatArray:
     """
     boost = np.log1p(-keyed._uniform(count)) / shape if shape < 1 else 0.0
     d = (shape + 1 if shape < 1 else shape) - 1 / 3
-    drawn = np.full((len(keyed), count), np.nan)
+    drawn = np.full((len(keyed.keys), count), np.nan)
     # A row takes the first of its own tries that is accepted; further rounds don't change it.
     while np.isnan(drawn).any():
-        tries = (len(keyed), count, _TRIES)
+        tries = (*drawn.shape, _TRIES)
         normal = _normal(keyed, count * _TRIES).reshape(tries)
         cube = (1 + normal / math.sqrt(9 * d)) ** 3
         level = np.log1p(-keyed._uniform(count * _TRIES)).reshape(tries)
@@ -234,12 +215,7 @@ def sample_keys(seed: int, epoch: int, positions: IntArray) -> KeyArray:
     Args:
         positions: of the samples in the epoch, int64[n].
     """
-    return hash64_array(_epoch_key(seed, epoch), positions)
-
-
-@lru_cache(maxsize=64)  # asked for at every batch
-def _epoch_key(seed: int, epoch: int) -> int:
-    return hash64(seed, "sample", epoch)
+    return hash64_array(hash64(seed, "sample", epoch), positions)
 
 
 _this_thread = threading.local()

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +17,7 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Count, Fraction, Index
 from penstock.order.columns import column_of, weights_of
 from penstock.order.keys import IntArray, hash64, uniform
-from penstock.order.permutation import Permutation
-
-_SLICE = 1 << 16  # positions that a search looks at together
+from penstock.order.permutation import Permutation, permutation
 
 Tail = Literal["keep", "drop", "pad"]
 
@@ -30,42 +27,31 @@ class _Sampler(ABC):
     Attributes:
         column_arguments: arguments that name columns of the dataset's table.
         packs: whether rows stand in blocks, so that validation packs them, too.
+        length: positions (of an order) or global batches (of a strategy) in each epoch, unless
+            `size` is another one.
     """
 
     column_arguments: ClassVar[tuple[str, ...]] = ()
     packs: ClassVar[bool] = False
+    length: int
 
-    @abstractmethod
     def size(self, epoch: int) -> int:
         """Number of positions (of an order) or global batches (of a strategy) in `epoch`."""
-
-    def __len__(self) -> int:
-        return self.size(0)
+        return self.length
 
 
 class Order(_Sampler):
-    """Rows of the dataset by position, for any slice of an epoch."""
+    """Rows of the dataset by position, for any slice of an epoch.
 
-    @property
-    def even(self) -> bool:
-        """Whether any slice of an epoch is a fair sample of all of it, as for a random order."""
-        return False
+    Attributes:
+        even: whether any slice of an epoch is a fair sample of all of it, as for a random order.
+    """
+
+    even: bool = False
 
     @abstractmethod
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
         """Rows at positions start .. stop-1: int64[stop - start]."""
-
-    def positions_of(self, epoch: int, row: int) -> list[int]:
-        """The positions of `epoch` at which `row` stands, ascending; none if it has no such row.
-
-        This lists the epoch: 0.05 to 0.2 us a row, and 512 KiB.
-        """
-        positions: list[int] = []
-        size = self.size(epoch)
-        for start in range(0, size, _SLICE):
-            rows = self.indices(epoch, start, min(start + _SLICE, size))
-            positions += (np.flatnonzero(rows == row) + start).tolist()
-        return positions
 
 
 class BatchStrategy(_Sampler):
@@ -87,25 +73,12 @@ class BatchStrategy(_Sampler):
         """Which parts of its rows a batch has, in which blocks: int64[n, 4] as `Request.parts`."""
         return None
 
-    def beginnings(self, count: int) -> IntArray | None:
-        """The same for a batch of that many rows, each of which begins a block of its own."""
-        return None
-
-    def steps_of(self, epoch: int, row: int) -> list[int]:
-        """The steps of `epoch` whose batches have `row`, ascending; forms every batch of it."""
-        return [
-            step for step in range(self.size(epoch)) if (self.batch(epoch, step)[1] == row).any()
-        ]
-
 
 class Sequential(Order):
     """Every row once, in the order of the dataset."""
 
     def __init__(self, length: int) -> None:
         self.length = length
-
-    def size(self, epoch: int) -> int:
-        return self.length
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
         return np.arange(start, stop, dtype=np.int64)
@@ -114,38 +87,23 @@ class Sequential(Order):
 class Random(Order):
     """Every row once, in another random order each epoch; O(1) memory, 0.1 to 1 us a row."""
 
+    even = True
     AHEAD = 1024  # positions evaluated at once, or so many batches of a rank
     BATCHES = 8
 
     def __init__(self, length: int, seed: int) -> None:
-        self.length = length
-        self.seed = seed
-        self._order = (-1, Permutation(1, 0))  # epoch, its order
+        self.length, self.seed = length, seed
         self._block = (-1, 0, np.empty(0, dtype=np.int64))  # epoch, first position, rows
 
-    @property
-    def even(self) -> bool:
-        return True
-
-    def size(self, epoch: int) -> int:
-        return self.length
-
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
-        of, first, rows = self._block
+        of, first, rows = self._block  # read once: other threads may ask for other positions
         if of != epoch or start < first or stop > first + len(rows):
             # A thousand positions cost hardly more than one, and the next ones are asked for next.
             ahead = max(self.AHEAD, self.BATCHES * (stop - start))
-            last = min(start + ahead, self.length)
-            first, rows = start, self._order_of(epoch)(np.arange(start, last))
+            order = permutation(self.length, hash64(self.seed, "order", epoch))
+            first, rows = start, order(np.arange(start, min(start + ahead, self.length)))
             self._block = (epoch, first, rows)
         return rows[start - first : stop - first].copy()
-
-    def _order_of(self, epoch: int) -> Permutation:
-        of, order = self._order  # read once: other threads may ask for other epochs
-        if of != epoch:
-            order = Permutation(self.length, hash64(self.seed, "order", epoch))
-            self._order = (epoch, order)
-        return order
 
 
 class Subset(Order):
@@ -165,40 +123,25 @@ class Subset(Order):
         fraction: Fraction | None = None,
         shuffle: bool = True,
     ) -> None:
-        if (indices is None) == (fraction is None):
-            raise ConfigError(Problem("sampler", "set either indices or fraction, and not both"))
-        if fraction is not None:
-            if not 0 < fraction <= 1:
-                raise ConfigError(Problem("sampler.fraction", f"{fraction} is not in (0, 1]"))
-            places = np.arange(round(length * fraction))
-            if not len(places):
-                reason = f"{fraction} of {length} rows is no row; set a larger share"
-                raise ConfigError(Problem("sampler.fraction", reason))
-            self.rows = np.sort(Permutation(length, hash64(seed, "subset"))(places))
-        else:
-            rows = np.asarray(indices)
-            if not rows.size:
-                raise ConfigError(Problem("sampler.indices", "is empty; name at least one row"))
-            if rows.dtype.kind not in "iu":
-                reason = f"rows are whole numbers, and these are {rows.dtype}"
-                raise ConfigError(Problem("sampler.indices", reason))
-            self.rows = rows.astype(np.int64)
-            outside = self.rows[(self.rows < 0) | (self.rows >= length)]
-            if outside.size:
-                raise ConfigError(
-                    Problem(
-                        "sampler.indices",
-                        f"row {outside[0]} does not exist; there are {length} rows",
-                    )
+        rows = np.asarray(indices if fraction is None else range(round(length * fraction)))
+        if (
+            (indices is None) == (fraction is None)
+            or not rows.size
+            or rows.dtype.kind not in "iu"
+            or not 0 <= rows.min() <= rows.max() < length
+        ):
+            raise ConfigError(
+                Problem(
+                    f"sampler.{'indices' if fraction is None else 'fraction'}",
+                    f"indices={str(indices)[:80]} and fraction={fraction} choose none of {length} "
+                    f"rows; set one of them: rows from 0 to {length - 1}, or a share in (0, 1]",
                 )
-        self._order: Order = Random(len(self.rows), seed) if shuffle else Sequential(len(self.rows))
-
-    @property
-    def even(self) -> bool:
-        return self._order.even
-
-    def size(self, epoch: int) -> int:
-        return len(self.rows)
+            )
+        self.rows = rows.astype(np.int64)
+        if fraction is not None:
+            self.rows = np.sort(Permutation(length, hash64(seed, "subset"))(self.rows))
+        self._order: Order = Random(len(rows), seed) if shuffle else Sequential(len(rows))
+        self.length, self.even = len(rows), shuffle
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
         return self.rows[self._order.indices(epoch, start, stop)]
@@ -215,9 +158,9 @@ class Weighted(Order):
         metadata: the dataset's table; needed for `column` and for a named `weights`.
         column: balance this column's values: each value is drawn equally often.
         weights: name of a column of weights, or the weights themselves (float[length]), instead of
-        `column`. num_samples: draws per epoch; `length` when None. Without replacement, all rows of
-        positive
-            weight when None and at most that many.
+            `column`.
+        num_samples: draws in an epoch. None: `length`, and without replacement as many as there are
+            rows of positive weight, which is also the most.
     """
 
     column_arguments = ("column", "weights")
@@ -232,49 +175,39 @@ class Weighted(Order):
         num_samples: Count | None = None,
         replacement: bool = True,
     ) -> None:
+        self.seed = seed
         values = weights_of(length, metadata, column, weights)
         positive = np.flatnonzero(values)
-        self._last = int(positive[-1])
-        self._draws = num_samples or (length if replacement else len(positive))
-        self._weights = None if replacement else values
         self._sums = np.cumsum(values)
-        self._order = (-1, positive[:0].copy())  # epoch, its rows
-        self.seed = seed
-        if not replacement and self._draws > len(positive):
+        self._weights = None if replacement else values
+        self._last = int(positive[-1])
+        self.length = num_samples or (length if replacement else len(positive))
+        self.even = replacement
+        self._epoch = (-1, positive)  # an epoch without replacement, and its rows
+        if not replacement and self.length > len(positive):
             raise ConfigError(
                 Problem(
                     "sampler.num_samples",
-                    f"{num_samples} draws without replacement, but only "
-                    f"{len(positive)} rows have a positive weight",
+                    f"{num_samples} draws without replacement, but only {len(positive)} rows have "
+                    "a positive weight",
                 )
             )
 
-    @property
-    def even(self) -> bool:
-        return self._weights is None  # with replacement
-
-    def size(self, epoch: int) -> int:
-        return self._draws
-
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
+        key = hash64(self.seed, "weighted", epoch)
         if self._weights is None:
-            key = hash64(self.seed, "weighted", epoch)
             points = uniform(key, np.arange(start, stop)) * self._sums[-1]
             rows = np.searchsorted(self._sums, points, side="right")
             # A point can be rounded up to the very end of the sums, where no row is.
             return np.minimum(rows, self._last).astype(np.int64)
-        return self._without_replacement(epoch, self._weights)[start:stop]
-
-    def _without_replacement(self, epoch: int, weights: npt.NDArray[np.float64]) -> IntArray:
-        """All rows of an epoch in their order."""
-        if self._order[0] != epoch:
-            draws = uniform(hash64(self.seed, "weighted", epoch), np.arange(len(weights)))
-            with np.errstate(divide="ignore"):
-                arrival = -np.log1p(-draws) / weights
-            arrival[weights == 0] = np.inf
-            order = np.argsort(arrival, kind="stable")[: self._draws].astype(np.int64)
-            self._order = (epoch, order)
-        return self._order[1]
+        of, rows = self._epoch  # read once: other threads may ask for other epochs
+        if of != epoch:
+            waits = -np.log1p(-uniform(key, np.arange(len(self._weights))))
+            never = np.full(len(waits), np.inf)  # as rows of no weight wait
+            waits = np.divide(waits, self._weights, out=never, where=self._weights > 0)
+            rows = np.argsort(waits, kind="stable")[: self.length].astype(np.int64)
+            self._epoch = (epoch, rows)
+        return rows[start:stop]
 
 
 class Bucket(BatchStrategy):
@@ -290,8 +223,12 @@ class Bucket(BatchStrategy):
         tokens: a budget for rows x longest row of a batch, padding included; long rows then
             stand in smaller batches.
         num_buckets: None takes one for about every eight batches, at most 64.
-        long_tail: cut buckets where that saves padding (order/samplers.py) instead of by equal
-            counts; the build sets it for lengths of texts.
+        long_tail: cut buckets where that saves padding (`cuts`) instead of by equal counts; the
+            build sets it for lengths of texts. Cost: 0.1 s at most, for any number of rows.
+
+    Attributes:
+        edges: of the buckets in the rows sorted by length: int64[buckets + 1].
+        batch_sizes: rows in a batch of each bucket: int64[buckets].
     """
 
     column_arguments = ("column",)
@@ -308,26 +245,40 @@ class Bucket(BatchStrategy):
         num_buckets: Count | None = None,
         long_tail: bool = False,
     ) -> None:
-        lengths = np.asarray(column_of(metadata, column, "column"))
+        lengths = column_of(metadata, column, "column")
         if not np.issubdtype(lengths.dtype, np.number):
             raise DataError(f"column {column!r} does not hold numbers, so rows cannot be bucketed")
         self.seed = seed
         self._rows = np.argsort(lengths, kind="stable").astype(np.int64)
-        sizes = bucket_sizes(lengths[self._rows], batch_size, tokens, num_buckets, long_tail)
-        self._starts = np.concatenate([[0], np.cumsum([count for count, _ in sizes])])
-        self._batch_sizes = [size for _, size in sizes]
-        counts = [n // size if tail == "drop" else -(-n // size) for n, size in sizes]
-        self._first_batch = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-    def size(self, epoch: int) -> int:
-        return int(self._first_batch[-1])
+        lengths = lengths[self._rows]
+        usual = batch_size if tokens is None else max(1, int(tokens // max(1.0, lengths.mean())))
+        if long_tail:
+            self.edges = cuts(lengths, usual, num_buckets)
+        else:
+            count = num_buckets or min(_MOST, max(1, length // (8 * usual)))
+            self.edges = np.linspace(0, length, min(count, length) + 1).astype(np.int64)
+        if tokens is not None and lengths[-1] > tokens:
+            raise ConfigError(
+                Problem(
+                    "sampler.tokens",
+                    f"the budget is {tokens}, but the longest row has {lengths[-1]}; raise the "
+                    "budget to at least that, or leave long rows out",
+                )
+            )
+        longest = np.maximum(1, lengths[self.edges[1:] - 1])
+        sizes = np.full(len(longest), batch_size) if tokens is None else tokens // longest
+        self.batch_sizes: IntArray = sizes.astype(np.int64)
+        up = 0 if tail == "drop" else self.batch_sizes - 1
+        counts = (np.diff(self.edges) + up) // self.batch_sizes
+        self._first_batch = np.concatenate([[0], np.cumsum(counts)])
+        self.length = int(counts.sum())
 
     def batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
-        order = Permutation(self.size(epoch), hash64(self.seed, "batches", epoch))
+        order = permutation(self.length, hash64(self.seed, "batches", epoch))
         number = int(order([step])[0])
         bucket = int(np.searchsorted(self._first_batch, number, side="right")) - 1
-        first, last = int(self._starts[bucket]), int(self._starts[bucket + 1])
-        size = self._batch_sizes[bucket]
+        first, last = self.edges[bucket : bucket + 2].tolist()
+        size = int(self.batch_sizes[bucket])
         start = (number - int(self._first_batch[bucket])) * size
         places = np.arange(start, min(start + size, last - first))
         inside = Permutation(last - first, hash64(self.seed, "bucket", epoch, bucket))
@@ -371,20 +322,16 @@ class Identity(BatchStrategy):
                     f"{column!r} has only {len(values)} different values",
                 )
             )
-        self.seed = seed
-        self.identities, self.samples = identities, samples
+        self.seed, self.identities, self.samples = seed, identities, samples
         self.group = samples
         self._rows = np.argsort(codes, kind="stable").astype(np.int64)
         self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self._round = len(values) // identities  # batches in a round
-        self._batches = batches or max(1, length // (identities * samples))
-
-    def size(self, epoch: int) -> int:
-        return self._batches
+        self.length = batches or max(1, length // (identities * samples))
 
     def batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
         turn, group = divmod(step, self._round)
-        order = Permutation(len(self._starts) - 1, hash64(self.seed, "identities", epoch, turn))
+        order = permutation(len(self._starts) - 1, hash64(self.seed, "identities", epoch, turn))
         chosen = order(np.arange(group * self.identities, (group + 1) * self.identities))
         rows = np.concatenate([self._rows_of(epoch, turn, int(identity)) for identity in chosen])
         return step * len(rows) + np.arange(len(rows), dtype=np.int64), rows
@@ -422,16 +369,13 @@ class Curriculum(Order):
             raise ConfigError(
                 Problem("sampler.stages", f"{stages}; allowed: 1 to {length}, the number of rows")
             )
-        values = np.asarray(column_of(metadata, column, "column"))
+        values = column_of(metadata, column, "column")
         if values.dtype.kind not in "biuf":
             raise DataError(f"column {column!r} does not hold numbers, so rows cannot be ordered")
-        keys = -values.astype(np.float64) if descending else values
-        self._rows = np.argsort(keys, kind="stable").astype(np.int64)
+        rising = -values.astype(np.float64) if descending else values
+        self._rows = np.argsort(rising, kind="stable").astype(np.int64)
         self._edges = np.arange(stages + 1) * length // stages
-        self.seed = seed
-
-    def size(self, epoch: int) -> int:
-        return len(self._rows)
+        self.length, self.seed = length, seed
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
         positions = np.arange(start, stop, dtype=np.int64)
@@ -439,7 +383,7 @@ class Curriculum(Order):
         rows = np.empty(len(positions), np.int64)
         for number in np.unique(stage).tolist():
             first, last = int(self._edges[number]), int(self._edges[number + 1])
-            order = Permutation(last - first, hash64(self.seed, "stage", epoch, number))
+            order = permutation(last - first, hash64(self.seed, "stage", epoch, number))
             mine = stage == number
             rows[mine] = self._rows[first + order(positions[mine] - first)]
         return rows
@@ -470,30 +414,24 @@ class Repeated(Order):
         shorten: bool = True,
     ) -> None:
         if times < 1 or batch_size % times:
-            low = batch_size // max(times, 1) * times
-            ways = " or ".join(str(even) for even in (low, low + times) if even > 0)
             raise ConfigError(
                 Problem(
                     "sampler.times",
                     f"{times} does not divide batch.size={batch_size}, so a row's repetitions "
-                    f"would be in two batches; take batch.size={ways}",
+                    "would be in two batches; take a multiple of it",
                 )
             )
         self.times, self.order, self.shorten = times, order or Random(length, seed), shorten
+        self.even = self.order.even
         self._rows = batch_size // times  # of the other order, in a batch
-        size = self.order.size(0)
-        if size and not self._distinct(0):
+        if (size := self.order.size(0)) and not self._distinct(0):
             raise ConfigError(
                 Problem(
                     "sampler.times",
-                    f"{times} repetitions do not fit into an epoch as long as "
-                    f"the {size} rows that are repeated; set sampler.shorten=false",
+                    f"{times} repetitions do not fit into an epoch as long as the {size} rows that "
+                    "are repeated; set sampler.shorten=false",
                 )
             )
-
-    @property
-    def even(self) -> bool:
-        return self.order.even
 
     def size(self, epoch: int) -> int:
         return self._distinct(epoch) * self.times
@@ -508,47 +446,12 @@ class Repeated(Order):
         return self.order.indices(epoch, low, high)[others - low]
 
     def _distinct(self, epoch: int) -> int:
-        size = self.order.size(epoch)
-        return size // self.times if self.shorten else size
+        return self.order.size(epoch) // (self.times if self.shorten else 1)
 
-
-# Buckets of rows of similar length: where to cut sorted rows, and how large batches are. Cost: 0.1
-# s at most, for any number of rows.
 
 WITHIN = 1.1
 _PLACES = 512  # at which a cut may be
 _MOST = 64  # buckets
-
-
-def bucket_sizes(
-    lengths: npt.NDArray[Any],
-    batch_size: int,
-    tokens: int | None,
-    num_buckets: int | None,
-    long_tail: bool = False,
-) -> list[tuple[int, int]]:
-    """(rows, rows in a batch) of each bucket, for `lengths` in ascending order; as for `Bucket`."""
-    count = len(lengths)
-    if count == 0:
-        return []
-    usual = batch_size if tokens is None else max(1, int(tokens // max(1.0, lengths.mean())))
-    if long_tail:
-        edges = cuts(lengths, usual, num_buckets)
-    else:
-        buckets = num_buckets or min(_MOST, max(1, count // (8 * usual)))
-        edges = np.linspace(0, count, min(buckets, count) + 1).astype(np.int64)
-    spans = list(pairwise(edges))
-    if tokens is None:
-        return [(int(stop - start), batch_size) for start, stop in spans]
-    if lengths[-1] > tokens:
-        raise ConfigError(
-            Problem(
-                "sampler.tokens",
-                f"the budget is {tokens}, but the longest row has "
-                f"{lengths[-1]}; raise the budget to at least that, or leave long rows out",
-            )
-        )
-    return [(int(stop - start), int(tokens // max(1, lengths[stop - 1]))) for start, stop in spans]
 
 
 def cuts(lengths: npt.NDArray[np.number], rows: int, count: int | None) -> IntArray:
@@ -583,9 +486,8 @@ def cuts(lengths: npt.NDArray[np.number], rows: int, count: int | None) -> IntAr
             break
         came.append(through.argmin(axis=0) + 1)
         best = more
-    last, edges = units - 1, [int(places[-1])]
-    for starts in reversed(came):  # from the last bucket back to the first
-        start = int(starts[last])
-        edges.append(int(places[start]))
-        last = start - 1
-    return np.array(edges[::-1], dtype=np.int64)
+    edges, last = [], units  # from the last bucket back to the first
+    for starts in reversed(came):
+        edges.append(places[last])
+        last = starts[last - 1]
+    return np.array([0, *reversed(edges)], dtype=np.int64)

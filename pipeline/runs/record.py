@@ -295,7 +295,7 @@ def skipped_in(path: Path) -> Skipped:
     skipped = list(islice(ranges, _MOST_SKIPPED + 1))
     if len(skipped) > _MOST_SKIPPED:
         raise PenstockError(f"{path} has more than {_MOST_SKIPPED} ranges that were left out")
-    return Skipped(skipped)
+    return Skipped(tuple(skipped))
 
 
 class Digests:

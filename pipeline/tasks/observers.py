@@ -154,11 +154,11 @@ class Ledger(Observer):
 
     def _passed(self, address: Address) -> list[dict[str, object]]:
         """Lines of the ranges between the last address that was written and `address`."""
-        skipped = self._skipped.starting(self._next, address)
-        self._next = max(self._next, address)
+        first, self._next = self._next, max(self._next, address)
         return [
             {"epoch": start.epoch, "step": start.step, "skipped_to": stop}
-            for start, stop in skipped
+            for start, stop in self._skipped.ranges
+            if first <= start < address
         ]
 
 

@@ -3,19 +3,27 @@
 from itertools import combinations, pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.order.samplers import WITHIN, bucket_sizes, cuts
+from penstock.order.samplers import WITHIN, Bucket, cuts
 
 COUNTING = np.arange(1, 13)
 SHORT_AND_LONG = np.array([1] * 12 + [40] * 4)
 
 
+def sizes_of(lengths, batch_size, **options):
+    """(rows, rows in a batch) of each bucket."""
+    table = pd.DataFrame({"length": lengths})
+    bucket = Bucket(len(table), 0, table, batch_size, **options)
+    rows = np.diff(bucket.edges).tolist()
+    return list(zip(rows, bucket.batch_sizes.tolist(), strict=True))
+
+
 @pytest.mark.parametrize(
     ("lengths", "options", "expected"),
     [
-        ([], {}, []),
         (COUNTING, {"num_buckets": 3}, [(4, 2)] * 3),
         (COUNTING[:5], {"num_buckets": 3}, [(1, 2), (2, 2), (2, 2)]),
         (COUNTING[:2], {"num_buckets": 3}, [(1, 2), (1, 2)]),  # no bucket is empty
@@ -36,7 +44,7 @@ SHORT_AND_LONG = np.array([1] * 12 + [40] * 4)
 )
 def test_rows_of_buckets_and_of_their_batches(lengths, options, expected):
     options = {"batch_size": 2, "tokens": None, "num_buckets": None} | options
-    sizes = bucket_sizes(np.sort(lengths), **options)
+    sizes = sizes_of(lengths, **options)
     if expected is None:
         assert len(sizes) == 64
     else:
@@ -44,9 +52,9 @@ def test_rows_of_buckets_and_of_their_batches(lengths, options, expected):
 
 
 def test_the_longest_row_just_fits():
-    assert bucket_sizes(COUNTING, 2, 12, 1) == [(12, 1)]
+    assert sizes_of(COUNTING, 2, tokens=12, num_buckets=1) == [(12, 1)]
     with pytest.raises(ConfigError, match="the budget is 11, but the longest row has 12"):
-        bucket_sizes(COUNTING, 2, 11, 1)
+        sizes_of(COUNTING, 2, tokens=11, num_buckets=1)
 
 
 def padded(lengths, edges):

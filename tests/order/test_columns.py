@@ -11,7 +11,6 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.errors import DataError
 from penstock.loading.facts import lengths_of, table_of
-from penstock.order.columns import ChosenRows, EndToEnd, LengthTable
 from penstock.order.samplers import Bucket, Curriculum, Weighted
 
 
@@ -28,26 +27,12 @@ class Texts(Dataset[dict[str, Any]]):
         return {"tokens": np.full(self.lengths[index], index)}
 
 
-def test_views_give_the_rows_of_their_columns_and_copy_nothing() -> None:
-    first, second = np.arange(10, 15, dtype=np.int32), np.arange(20, 23, dtype=np.uint16)
-    joined = EndToEnd([first, second[:0], second])
-    assert len(joined) == 8
-    assert joined.dtype == np.int32
-    assert joined[np.array([7, 0, 5, 4])].tolist() == [22, 10, 20, 14]
-    even = ChosenRows(joined, 4, lambda rows: rows * 2)
-    assert even[np.array([3, 0])].tolist() == [21, 10]
-    assert np.asarray(even).tolist() == [10, 12, 14, 21]
-    assert np.asarray(even, dtype=np.float64).dtype == np.float64
-    first[0] = 99
-    assert even[np.array([0])].tolist() == [99]
-
-
 def test_samplers_choose_by_lengths_as_by_a_column_of_a_table() -> None:
     import pandas as pd
 
     lengths = np.random.default_rng(0).integers(1, 50, 300).astype(np.int32)
     table = pd.DataFrame({"length": lengths})
-    told: Any = LengthTable(ChosenRows(lengths, 300, lambda rows: rows))
+    told = {"length": lengths}
     for make in (
         lambda t: Bucket(300, 1, t, 8),
         lambda t: Curriculum(300, 1, t),
@@ -83,7 +68,7 @@ def test_lengths_that_are_no_whole_numbers_are_refused(lengths: list[Any]) -> No
 
 def test_too_few_lengths_are_refused() -> None:
     dataset = Texts()
-    dataset.lengths = ChosenRows(dataset.lengths, 3, lambda rows: rows)
+    dataset.lengths = dataset.lengths[:3]
     dataset.__class__ = type("Wrapped", (Texts,), {"__len__": lambda _: 8})
     with pytest.raises(DataError, match=r"Wrapped\.lengths has 3 values .* 8 rows"):
         lengths_of(dataset)

@@ -152,7 +152,7 @@ def test_bounds_may_have_a_row_a_sample():
     drawn = random.uniform(low, low + 1, (100,))
     assert torch.equal(drawn.floor(), low[:, None].expand(10, 100))
     assert random.bernoulli(torch.tensor([0.0, 1.0] * 5)).tolist() == [False, True] * 5
-    with pytest.raises(ValueError, match=r"a bound of shape \[3\]; it needs one a row, \[10\]"):
+    with pytest.raises(ValueError, match=r"could not be broadcast"):
         random.uniform(torch.zeros(3))
 
 

@@ -15,12 +15,11 @@ from penstock.order.samplers import (
     Identity,
     Random,
     Repeated,
-    Sequential,
     Subset,
     Weighted,
 )
 from penstock.order.torch_samplers import adapt
-from tests.order.test_inverse import ORDERS, SEED
+from tests.order.orders import ORDERS, SEED
 
 # Of 11 rows, in epoch 1.
 PINNED = {
@@ -124,18 +123,12 @@ PINNED = {
 
 
 @pytest.mark.parametrize("name", PINNED)
-def test_rows_of_an_epoch_and_where_each_of_them_is(name):
+def test_rows_of_an_epoch(name):
     order, pinned = ORDERS[name](11), PINNED[name]
     if isinstance(order, BatchStrategy):
         assert [order.batch(1, step)[1].tolist() for step in range(order.size(1))] == pinned
-        for row in range(-1, 12):
-            steps = [step for step, rows in enumerate(pinned) if row in rows]
-            assert list(dict.fromkeys(order.steps_of(1, row))) == steps
     else:
         assert order.indices(1, 0, order.size(1)).tolist() == pinned
-        for row in range(-1, 12):
-            places = [place for place, other in enumerate(pinned) if other == row]
-            assert order.positions_of(1, row) == places
         for start, stop in itertools.combinations(range(len(pinned) + 1), 2):
             assert order.indices(1, start, stop).tolist() == pinned[start:stop]
 
@@ -161,7 +154,7 @@ def test_orders_without_options(default, told):
 def test_batches_without_options():
     labels = np.repeat(np.arange(8), 5)
     strategy = Identity(40, SEED, pd.DataFrame({"label": labels}))
-    assert strategy.size(0) == len(strategy) == 1
+    assert strategy.size(0) == 1
     _, rows = strategy.batch(0, 0)
     assert np.bincount(labels[rows]).tolist() == [4] * 8
     assert (strategy.identities, strategy.samples, strategy.group) == (8, 4, 4)
@@ -174,29 +167,20 @@ def test_which_orders_are_fair_samples_in_any_slice():
     assert fair == {"random", "subset", "weighted", "repeated", "repeated, weighted"}
 
 
-def test_a_random_order_looks_ahead_and_evaluates_nothing_twice():
-    order, asked = Random(20_000, SEED), []
-    permuted = order._order_of(2)
-    order._order_of = lambda epoch: (
-        lambda places: asked.append((places[0], len(places))) or permuted(places)
-    )
-    for start, stop in [(0, 10), (1000, 1024), (1020, 1030), (1024, 1025), (5000, 5200)]:
-        order.indices(2, start, stop)
-    order.indices(2, 19_990, 20_000)
-    assert asked == [(0, 1024), (1020, 1024), (5000, 1600), (19_990, 10)]
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Subset(10, 0, indices=[1], fraction=0.5), "either indices or fraction"),
-        (lambda: Subset(10, 0, fraction=0.0), r"sampler\.fraction: 0\.0 is not in \(0, 1\]"),
-        (lambda: Subset(10, 0, fraction=1.01), r"1\.01 is not in \(0, 1\]"),
-        (lambda: Subset(10, 0, fraction=0.05), r"0\.05 of 10 rows is no row; set a larger share"),
-        (lambda: Subset(10, 0, indices=[]), r"sampler\.indices: is empty"),
-        (lambda: Subset(10, 0, indices=[3, -1]), "row -1 does not exist; there are 10 rows"),
-        (lambda: Subset(10, 0, indices=[10]), "row 10 does not exist"),
-        (lambda: Weighted(3, 0, column=None), "set either column or weights"),
+        (lambda: Subset(10, 0), "set one of them: rows from 0 to 9, or a share in"),
+        (lambda: Subset(10, 0, indices=[1], fraction=0.5), "set one of them"),
+        (lambda: Subset(10, 0, fraction=0.0), r"sampler\.fraction: .* fraction=0\.0 choose none"),
+        (lambda: Subset(10, 0, fraction=1.1), "fraction=1.1 choose none of 10 rows"),
+        (lambda: Subset(10, 0, fraction=0.05), "fraction=0.05 choose none"),
+        (lambda: Subset(10, 0, indices=[]), r"sampler\.indices: indices=\[\]"),
+        (lambda: Subset(10, 0, indices=[3, -1]), r"indices=\[3, -1\]"),
+        (lambda: Subset(10, 0, indices=[10]), r"indices=\[10\]"),
+        (lambda: Subset(10, 0, indices=[1.5]), r"indices=\[1.5\]"),
+        (lambda: Subset(10, 0, indices=[True, False]), r"indices=\[True, False\]"),
+        (lambda: Weighted(10, 0, TABLE, column=None), "has no column 'None'"),
         (
             lambda: Weighted(3, 0, column=None, weights="w"),
             "no column 'w'; it has no metadata: give it `metadata`",
@@ -234,10 +218,9 @@ def test_at_the_borders_of_what_is_refused():
     assert drawn.indices(0, 0, 2).tolist() == [0, 2]
     assert adapt(lambda: [0, 2], 0, 3).indices(0, 0, 2).tolist() == [0, 2]
     assert adapt(lambda: [], 0, 3).size(0) == 0
-    assert Sequential(3).positions_of(0, 3) == []
 
 
-def test_torch_samplers_are_listed_once_for_two_epochs():
+def test_torch_samplers_are_listed_once_an_epoch():
     epochs = []
 
     class Own:
@@ -256,9 +239,8 @@ def test_torch_samplers_are_listed_once_for_two_epochs():
     strategy = adapt(lambda: next(factory), 0, 3)
     for epoch in (0, 1, 0, 1, 2, 1, 0):
         assert strategy.size(epoch) == 2
-    assert epochs == [0, 1, 2, 0]
+    assert epochs == [0, 1, 2]
     assert [place.tolist() for place in strategy.batch(0, 1)] == [[1, 2], [1, 2]]
-    assert strategy.steps_of(0, 2) == [1]
 
 
 def test_rows_dealt_to_ranks():
@@ -273,5 +255,4 @@ def test_a_tail_of_a_bucket_is_in_no_batch():
     dropped = Bucket(10, SEED, TABLE, 3, "drop", num_buckets=2)
     assert dropped.size(0) == 2
     batches = [dropped.batch(0, step)[1].tolist() for step in range(2)]
-    for row in range(10):
-        assert dropped.steps_of(0, row) == [step for step in range(2) if row in batches[step]]
+    assert sorted(map(len, batches)) == [3, 3]

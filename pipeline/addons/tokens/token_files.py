@@ -15,6 +15,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -33,7 +34,6 @@ from penstock.datasets.reading.root import FolderFile, Root, open_root
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
-from penstock.order.columns import ColumnView
 from penstock.order.keys import IntArray
 
 if TYPE_CHECKING:
@@ -182,17 +182,17 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
             self._check(into, places, indices, stops - starts)
         return last
 
-    @property
-    def lengths(self) -> _Lengths:
-        """Tokens of each row; computed from the files' own tables when they are asked for."""
-        return _Lengths(self)
+    @cached_property
+    def lengths(self) -> IntArray:
+        """Tokens of each row: int64[rows], from the files' own tables."""
+        return self._lengths(np.arange(len(self)))
 
     @property
     def metadata(self) -> pd.DataFrame:
         """A row per sample: length (tokens)."""
         import pandas as pd
 
-        return pd.DataFrame({"length": np.asarray(self.lengths)}, copy=False)
+        return pd.DataFrame({"length": self.lengths}, copy=False)
 
     @property
     def facts(self) -> dict[str, int]:
@@ -307,21 +307,6 @@ def _copy(
     # Slices: indices of every token would take three times as long.
     for at, first, count in zip(places.tolist(), firsts.tolist(), counts.tolist(), strict=True):
         into[at : at + count] = tokens[first : first + count]
-
-
-class _Lengths(ColumnView):
-    """The column of lengths of a dataset."""
-
-    dtype = np.dtype(np.int64)
-
-    def __init__(self, dataset: TokenFiles) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, rows: IntArray, /) -> IntArray:
-        return self._dataset._lengths(np.asarray(rows, dtype=np.int64))
 
 
 def _names(folder: Root, pattern: str | Sequence[str] | None, key: str) -> list[str]:

@@ -1,19 +1,12 @@
-"""Orders asked backwards: where a row stands, against a look at every address."""
-
-import collections
-import itertools
+"""Orders of every kind, by name, of so many rows."""
 
 import numpy as np
 import pandas as pd
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from penstock.addons.mixtures.mixture import Mixture
 from penstock.addons.mixtures.order import MixtureOrder
 from penstock.addons.tokens.sequence_packing import SequencePacking
-from penstock.order.plan import Plan
 from penstock.order.samplers import (
     Bucket,
     Curriculum,
@@ -26,7 +19,6 @@ from penstock.order.samplers import (
     Weighted,
 )
 from penstock.order.torch_samplers import adapt
-from tests.order.inverse import Place, addresses_of
 
 SEED = 3
 
@@ -39,7 +31,7 @@ def table(length):
 
 
 class EachThird(Order):
-    """An order of somebody's own, without an inverse."""
+    """An order of somebody's own."""
 
     def __init__(self, length):
         self.length = length
@@ -96,41 +88,3 @@ ORDERS = {
     ),
     "somebody's": EachThird,
 }
-
-
-def by_looking(plan, epoch, world):
-    """Every row's places, by a look at every address."""
-    found = collections.defaultdict(list)
-    for step, rank in itertools.product(range(plan.steps(epoch)), range(world)):
-        request = plan.request(epoch, step, rank, world)
-        valid = slice(request.valid)
-        for position, row in zip(request.positions[valid], request.indices[valid], strict=True):
-            found[int(row)].append(Place(step, int(position), rank))
-    return found
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("name", ORDERS)
-@settings(max_examples=8)
-@given(
-    length=st.integers(4, 30),
-    world=st.integers(1, 3),
-    tail=st.sampled_from(["keep", "drop", "pad"]),
-    most=st.none() | st.integers(1, 5),
-    again=st.booleans(),
-)
-def test_a_row_is_found_where_it_is(name, length, world, tail, most, again):
-    plan = Plan(ORDERS[name](length), 4, tail, together=2, most=most, again=again)
-    for epoch in (0, 2):
-        seen = by_looking(plan, epoch, world)
-        for row in range(-1, length + 2):
-            assert addresses_of(plan, epoch, row, world) == seen.get(row, [])
-
-
-@pytest.mark.parametrize("name", ["random", "weighted", "somebody's"])
-def test_searches_go_on_behind_a_slice(name):
-    order = ORDERS[name](70_000)
-    rows = order.indices(1, 0, order.size(1))
-    for position in (0, 65_535, 65_536, order.size(1) - 1):
-        row = int(rows[position])
-        assert order.positions_of(1, row) == np.flatnonzero(rows == row).tolist()
