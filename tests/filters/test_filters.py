@@ -215,7 +215,7 @@ def test_repetitions_have_augmentations_of_their_own():
     rows, drawn = batch.indices, torch.stack(list(batch["x"]))
     assert rows[:3].tolist() == rows[3:].tolist()
     assert len({tuple(one) for one in drawn.tolist()}) == 6
-    with pytest.raises(ConfigError, match="sampler.times: 4 does not divide batch.size=6"):
+    with pytest.raises(ConfigError, match=r"sampler\.times: 4 does not divide batch\.size=6"):
         data_of("sampler=repeated", "sampler.times=4").train.plan  # noqa: B018
 
 
