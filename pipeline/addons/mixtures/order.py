@@ -160,9 +160,9 @@ class MixtureOrder(Order):
         mixing, key = dataset.mixing, hash64(seed, "mixture")
         self._firsts = np.cumsum([0, *lengths.values()], dtype=np.int64)
         self._orders = [Random(length, hash64(key, name)) for name, length in lengths.items()]
-        self._size = size = mixing["num_samples"] or int(self._firsts[-1])
+        self.length = size = mixing["num_samples"] or int(self._firsts[-1])
         if tail == "drop" and size >= batch_size:
-            self._size = size = size - size % batch_size
+            self.length = size = size - size % batch_size
         weights: Weights = lengths if mixing["weights"] is None else mixing["weights"]
         if odd := (weights.keys() ^ lengths.keys()) | (mixing["passes"].keys() - lengths.keys()):
             reason = f"{', '.join(sorted(odd))}: weights and passes are of {', '.join(lengths)}"
@@ -176,16 +176,10 @@ class MixtureOrder(Order):
                 start = step // steps * size + step % steps * batch_size
             pieces.append((start, [pairs[n][1] for pairs, n in zip(knots, last, strict=True)]))
         self._stages = list(_stages(lengths, pieces, mixing["passes"], key))
-
-    @property
-    def even(self) -> bool:
-        return len(self._stages) == 1
-
-    def size(self, epoch: int) -> int:
-        return self._size
+        self.even = len(self._stages) == 1
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
-        place, end = epoch * self._size + start, epoch * self._size + stop
+        place, end = epoch * self.length + start, epoch * self.length + stop
         pieces = [np.empty((2, 0), np.int64)]  # source, and its rows before
         while place < end:
             number = self._number(place)
@@ -200,7 +194,7 @@ class MixtureOrder(Order):
         for number in np.unique(source).tolist():
             # The source's rows follow each other, from one pass to the next.
             mine, order = np.flatnonzero(source == number), self._orders[number]
-            turn, row = np.divmod(rank[mine], len(order))
+            turn, row = np.divmod(rank[mine], order.length)
             passes = [
                 order.indices(one, int(row[turn == one][0]), int(row[turn == one][-1]) + 1)
                 for one in range(int(turn[0]), int(turn[-1]) + 1)
@@ -210,7 +204,7 @@ class MixtureOrder(Order):
 
     def given(self, epoch: int, position: int) -> dict[str, dict[str, float]]:
         """`rows` and `passes` that each source has given before a position of `epoch`, by name."""
-        place = epoch * self._size + position
+        place = epoch * self.length + position
         counts = self._stages[self._number(place)].counts(place).tolist()
         given = zip(self.lengths.items(), counts, strict=True)
         return {name: {"rows": n, "passes": n / max(length, 1)} for (name, length), n in given}
