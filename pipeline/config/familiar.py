@@ -234,6 +234,8 @@ GONE: dict[str, str] = {
     "scheduler.interval": "set schedule.interval",
     "optimizer.groups": "set trainer.groups",
     "transform=pixels": "copy docs/examples/gan/conf/transform/pixels.yaml",
+    "transform=faces_skimage": "resize by scikit-image in a dataset of your own; transform=faces",
+    "transform.train_batch.erase": "torchvision.transforms.v2.RandomErasing in transform.train",
     "transform=images_nvjpeg": "transform=images_fast decodes on the CPU, the crop alone",
 }
 

@@ -120,17 +120,11 @@ RULES = [
             wrappers""",
         ),
         ("albumentations", "albumentations.BasicTransform albumentations.BaseCompose", ""),
-        # Not its `io` and `data`, which write files and fetch them.
-        (
-            "skimage",
-            "function",
-            """color exposure filters morphology restoration segmentation transform util
-            _shared.filters""",
-        ),
         (
             "penstock",
             "torch.utils.data.Dataset penstock.datasets.files.Files",
-            """datasets addons.forecasting addons.huggingface addons.image_tables addons.mixtures
+            """datasets addons.audio addons.forecasting addons.huggingface addons.image_tables
+            addons.mixtures
             addons.packs addons.shards addons.tables addons.tabular addons.tokens addons.video
             addons.vision""",
         ),
@@ -144,7 +138,8 @@ RULES = [
             "penstock",
             "class",
             """loading.collate order.plan order.samplers training.metrics
-            training.objective transforms addons.finetuning.teachers addons.forecasting.objective
+            training.objective transforms addons.albumentations addons.audio.transforms
+            addons.finetuning.teachers addons.forecasting.objective
             addons.mixtures.order addons.multi_label addons.pairs addons.stores.blocks
             addons.tabular.models addons.tokens.byte_pairs addons.tokens.flatten
             addons.tokens.language_model addons.tokens.sequence_packing addons.video.models

@@ -24,16 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.errors import ConfigError, DataError, PenstockError, Problem
+from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import SampleError, hash_sample
 from penstock.order.generator_states import moved, take
 from penstock.order.keys import KeyedRandom
 from penstock.order.private_generators import generators_and_files_in
-from penstock.transforms import warping
+from penstock.transforms.crops import Range
 
-Range = Sequence[float]
-Pair = tuple[float, float]
 BatchTransform = Callable[[Batch, KeyedRandom], Batch]
 
 
@@ -147,33 +145,15 @@ def images_of(batch: Batch, owner: object) -> dict[str, Tensor]:
             f"{name} works on pictures, and no field of the batch ({', '.join(batch)}) "
             "is one: the dataset has to give them as tv_tensors.Image"
         )
-    for field, stack in images.items():
-        if not isinstance(stack, Tensor) or stack.ndim != 4:
-            shape = f"{list(stack.shape)}" if isinstance(stack, Tensor) else type(stack).__name__
-            raise DataError(
-                f"{name} needs the field {field!r} as a stack of pictures [B, C, H, W],"
-                f" not {shape}: resize them in transform.train, and choose "
-                "collate=stack"
-            )
-    if len({stack.shape[-2:] for stack in images.values()}) > 1:
+    shapes = {field: list(getattr(stack, "shape", ())) for field, stack in images.items()}
+    if any(len(shape) != 4 for shape in shapes.values()):
+        raise DataError(
+            f"{name} needs stacks of pictures [B, C, H, W], not {shapes}: resize them in "
+            "transform.train, and choose collate=stack"
+        )
+    if len({tuple(shape[2:]) for shape in shapes.values()}) > 1:
         raise DataError(f"{name}: the pictures of a sample ({', '.join(images)}) differ in size")
     return images
-
-
-def blocks(images: Tensor) -> list[slice]:
-    """The rows to work on at a time."""
-    together = 1 if warping.row_by_row(images) else max(len(images), 1)
-    return [slice(row, row + together) for row in range(0, len(images), together)]
-
-
-def some(images: Tensor, chosen: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """`images` with the rows that are `chosen` (bool[B]) changed."""
-    if not warping.row_by_row(images):
-        return torch.where(by_row(chosen, images), change(images), images)
-    out = images.clone()
-    for row in torch.nonzero(chosen)[:, 0].tolist():
-        out[row : row + 1] = change(images[row : row + 1])
-    return out
 
 
 def by_row(values: Tensor, like: Tensor) -> Tensor:
@@ -182,39 +162,9 @@ def by_row(values: Tensor, like: Tensor) -> Tensor:
     return values.to(like.device, dtype).reshape(-1, *[1] * (like.ndim - 1))
 
 
-def probability(value: float, name: str) -> float:
-    """`value`, which has to lie in [0, 1]; otherwise a ConfigError."""
-    if not 0 <= value <= 1:
-        raise ConfigError(Problem(name, f"got {value}, expected a probability from 0 to 1"))
-    return float(value)
-
-
-def interval(value: Range, name: str, least: float = -math.inf, most: float = math.inf) -> Pair:
-    """Two bounds in order, from `least` to `most`; otherwise a ConfigError."""
-    if len(value) != 2 or not least <= value[0] <= value[1] <= most:
-        inside = f", both from {least:g} to {most:g}" if math.isfinite(least) else ""
-        raise ConfigError(Problem(name, f"got {value!r}, expected [least, largest]{inside}"))
-    return float(value[0]), float(value[1])
-
-
-def positive(value: Range, name: str) -> Pair:
-    """Two bounds in order and above 0; otherwise a ConfigError."""
-    low, high = interval(value, name)
-    if low <= 0:
-        raise ConfigError(Problem(name, f"got {value!r}, expected numbers above 0"))
-    return low, high
-
-
 def around(
-    value: float | Range,
-    name: str,
-    centre: float = 0.0,
-    least: float = -math.inf,
-    most: float = math.inf,
-) -> Pair:
-    """Two bounds, or one number as the distance from `centre` to both sides."""
-    if not isinstance(value, (int, float)):
-        return interval(value, name, least, most)
-    if value < 0:
-        raise ConfigError(Problem(name, f"got {value}, expected a distance of at least 0"))
-    return interval((max(centre - value, least), min(centre + value, most)), name)
+    value: float | Range, centre: float = 0.0, least: float = -math.inf, most: float = math.inf
+) -> tuple[float, float]:
+    """Two bounds, or one number as the distance from `centre` to both sides; cut at the ends."""
+    low, high = value if isinstance(value, Sequence) else (centre - value, centre + value)
+    return max(float(low), least), min(float(high), most)

@@ -6,26 +6,18 @@ after each step, so a picture is on average half a grey level brighter than ther
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from torch import Tensor
 
-from penstock.errors import ConfigError, DataError, Problem
+from penstock.errors import DataError
+from penstock.files.limits import Fraction
 from penstock.loading.batch import Batch
 from penstock.order.keys import KeyedRandom
-from penstock.transforms import image, warping
-from penstock.transforms.batch import (
-    Range,
-    around,
-    blocks,
-    by_row,
-    images_of,
-    interval,
-    positive,
-    probability,
-)
-from penstock.transforms.batch_geometry import random_sides
+from penstock.transforms import image
+from penstock.transforms.batch import around, by_row, images_of
+from penstock.transforms.crops import Distance, Range
+
+_CONTRAST, _HUE = 1, 3  # numbers of changes; 0 is brightness, 2 saturation
 
 
 class BatchNormalize(image.Normalize):
@@ -37,31 +29,25 @@ class BatchNormalize(image.Normalize):
     """
 
     def __init__(
-        self,
-        statistics: str | Mapping[str, Sequence[float]] = "imagenet",
-        channels_last: bool = False,
+        self, statistics: image.Statistics = "imagenet", channels_last: bool = False
     ) -> None:
         super().__init__(statistics)
         self.channels_last = channels_last
 
     def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:  # type: ignore[override]
+        factors = [1 / (255 * std) for std in self.std]
+        offsets = [mean / std for mean, std in zip(self.mean, self.std, strict=True)]
+        order = torch.channels_last if self.channels_last else torch.contiguous_format
         for name, images in images_of(batch, self).items():
             if images.is_floating_point():
                 raise DataError(
                     f"BatchNormalize: the pictures {name!r} are {images.dtype} already;"
                     " normalise samples or batches, not both"
                 )
-            if len(self.mean) not in (1, images.shape[1]):
-                raise self.mismatch(images.shape[1])
-            mean = torch.tensor(self.mean, dtype=torch.float64).view(-1, 1, 1)
-            std = torch.tensor(self.std, dtype=torch.float64).view(-1, 1, 1)
-            factor = (1 / (255 * std)).to(images.device, torch.float32)
-            offset = (mean / std).to(images.device, torch.float32)
-            order = torch.channels_last if self.channels_last else torch.contiguous_format
-            out = torch.empty(images.shape, device=images.device, memory_format=order)
-            for rows in blocks(images):
-                out[rows].copy_(images[rows]).mul_(factor).sub_(offset)
-            batch[name] = out
+            self.check(images.shape[1])
+            pixels = images.to(torch.float32, memory_format=order)
+            factor, offset = pixels.new_tensor([factors, offsets])[:, :, None, None]
+            batch[name] = pixels.mul_(factor).sub_(offset)
         return batch
 
 
@@ -77,197 +63,68 @@ class ColorJitter:
 
     def __init__(
         self,
-        brightness: float | Range = 0.0,
-        contrast: float | Range = 0.0,
-        saturation: float | Range = 0.0,
-        hue: float | Range = 0.0,
-        p: float = 1.0,
+        brightness: Distance | Range = 0.0,
+        contrast: Distance | Range = 0.0,
+        saturation: Distance | Range = 0.0,
+        hue: Distance | Range = 0.0,
+        p: Fraction = 1.0,
     ) -> None:
-        self.ranges = [
-            around(brightness, "brightness", 1.0, least=0.0),
-            around(contrast, "contrast", 1.0, least=0.0),
-            around(saturation, "saturation", 1.0, least=0.0),
-            around(hue, "hue", least=-0.5, most=0.5),
-        ]
-        self.p = probability(p, "p")
+        factors = [around(one, 1.0, least=0.0) for one in (brightness, contrast, saturation)]
+        self.ranges = [*factors, around(hue, least=-0.5, most=0.5)]
+        self.p = p
 
     def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:
         factors = torch.stack([random.uniform(*bounds) for bounds in self.ranges], 1)
         order = random.permutation(len(self.ranges))
         chosen = random.bernoulli(self.p)
         for name, images in images_of(batch, self).items():
-            if images.shape[1] not in (1, 3):
-                raise DataError(f"ColorJitter: {name!r} has {images.shape[1]} channels, not 1 or 3")
-            batch[name] = self._changed(images, factors, order, chosen)
+            batch[name] = self.changed(images, factors, order, chosen)
         return batch
 
-    def _changed(self, images: Tensor, factors: Tensor, order: Tensor, chosen: Tensor) -> Tensor:
-        out = torch.empty_like(images)
+    def changed(self, images: Tensor, factors: Tensor, order: Tensor, chosen: Tensor) -> Tensor:
+        """Pictures [B, C, H, W] with each row's factors (float64[B, 4]) applied in its order."""
+        if images.shape[1] not in (1, 3):
+            raise DataError(f"ColorJitter: a picture has {images.shape[1]} channels, not 1 or 3")
         unit = 255.0 if images.is_floating_point() else 1.0
-        neutral = [(1.0, 1.0), (1.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
-        active = {
+        pixels = images.to(torch.float32, copy=True).mul_(unit)
+        numbers = [
             number
-            for number, (bounds, none) in enumerate(zip(self.ranges, neutral, strict=True))
-            if bounds != none and (images.shape[1] == 3 or number < 2)
-        }
-        turns = order.masked_fill(~chosen[:, None], -1).tolist()
-        for rows in blocks(images):
-            pixels = images[rows].to(torch.float32, copy=True).mul_(unit)
-            for changes in zip(*turns[rows], strict=True):
-                _change(pixels, factors[rows], changes, active.intersection(changes))
-            out[rows] = pixels.div_(unit) if images.is_floating_point() else pixels.round_()
-        return out
+            for number, bounds in enumerate(self.ranges)
+            if bounds != ((0.0, 0.0) if number == _HUE else (1.0, 1.0))
+            and (images.shape[1] == 3 or number <= _CONTRAST)
+        ]
+        for turn in range(len(self.ranges)):
+            for number in numbers:
+                rows = torch.nonzero(chosen & (order[:, turn] == number))[:, 0]
+                factor, there = by_row(factors[rows, number], pixels), rows.to(pixels.device)
+                pixels[there] = _changed(number, pixels[there], factor)
+        return pixels.div_(unit) if images.is_floating_point() else pixels.round_().to(images.dtype)
 
 
-def _change(pixels: Tensor, factors: Tensor, changes: Sequence[int], active: set[int]) -> None:
-    """Change each row in place, by the number of its change, if that is active."""
-    for number in active:
-        rows = [row for row, chosen in enumerate(changes) if chosen == number]
-        change, factor = _CHANGES[number], by_row(factors[rows, number], pixels)
-        if len(rows) == len(pixels):
-            change(pixels, factor)
-        else:
-            there = torch.tensor(rows, device=pixels.device)
-            pixels[there] = change(pixels[there], factor)
+def _changed(number: int, pixels: Tensor, factor: Tensor) -> Tensor:
+    """One change of colours; it writes into its argument."""
+    if number == _HUE:
+        return _with_hue(pixels, factor)
+    # Luma as in ITU-R 601, [B, 1, H, W].
+    red, green, blue = pixels.split(1, dim=1) if pixels.shape[1] == 3 else (pixels, pixels, pixels)
+    other = (red * 0.2989).add_(green * 0.587).add_(blue * 0.114) if number else red * 0
+    if number == _CONTRAST:
+        # Whole numbers have one sum, in whatever order a batch, a thread or a device adds them up.
+        grey = other.mul_(256).floor_().flatten(1)
+        other = by_row(grey.sum(1, dtype=torch.float64) / (256 * grey.shape[1]), pixels)
+    return pixels.mul_(factor).add_(other * (1 - factor)).clamp_(0, 255)
 
 
-def _brighten(pixels: Tensor, factor: Tensor) -> Tensor:
-    return pixels.mul_(factor).clamp_(0, 255)
-
-
-def _contrast(pixels: Tensor, factor: Tensor) -> Tensor:
-    # Whole numbers have one sum, in whatever order a batch, a thread or a device adds them up.
-    grey = _grey(pixels).mul_(256).floor_().flatten(1)
-    mean = grey.sum(1, dtype=torch.float64) / (256 * grey.shape[1])
-    return _blended(pixels, by_row(mean, pixels), factor)
-
-
-def _saturate(pixels: Tensor, factor: Tensor) -> Tensor:
-    return _blended(pixels, _grey(pixels), factor)
-
-
-def _blended(pixels: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    return pixels.mul_(factor).add_(other.mul_(1 - factor)).clamp_(0, 255)
-
-
-def _grey(pixels: Tensor) -> Tensor:
-    """Luma as in ITU-R 601, [B, 1, H, W]."""
-    if pixels.shape[1] == 1:
-        return pixels.clone()
-    red, green, blue = pixels.split(1, dim=1)
-    return (red * 0.2989).add_(green * 0.587).add_(blue * 0.114)
-
-
-def _turn_hue(pixels: Tensor, turns: Tensor) -> Tensor:
+def _with_hue(pixels: Tensor, turns: Tensor) -> Tensor:
     """Turn the hue of hexagonal HSV, at unchanged value and saturation."""
     red, green, blue = pixels.split(1, dim=1)
     value, low = pixels.amax(1, keepdim=True), pixels.amin(1, keepdim=True)
     chroma = value - low
     divisor = torch.where(chroma > 0, chroma, 1.0)
-    hue = torch.where(
-        value == red,
-        (green - blue) / divisor,
-        torch.where(value == green, (blue - red) / divisor + 2, (red - green) / divisor + 4),
-    )
-    hue = hue + turns * 6
+    of_others = torch.where(value == green, (blue - red) / divisor + 2, (red - green) / divisor + 4)
+    hue = torch.where(value == red, (green - blue) / divisor, of_others) + turns * 6
     # Each channel's distance to the value is a trapezoid over the hue: 0 within 60 degrees of the
     # channel's own hue, the chroma beyond 120 (Smith: "Color gamut transform pairs", 1978).
     offset = torch.tensor([5.0, 3.0, 1.0], device=pixels.device).view(1, 3, 1, 1)
     sixth = (hue + offset).remainder(6)
-    lacking = torch.minimum(sixth, 4 - sixth).clamp_(0, 1)
-    return pixels.copy_(value - chroma * lacking)
-
-
-_CHANGES = (_brighten, _contrast, _saturate, _turn_hue)  # each in place
-
-
-class RandomErasing:
-    """Cover a rectangle of each picture with one colour.
-
-    Args:
-        p: probability.
-        scale: least and largest share of the area.
-        ratio: least and largest height per width.
-        value: the colour, in the pixels' units: one number, one a channel, or "random" for a
-            colour drawn for each sample.
-    """
-
-    def __init__(
-        self,
-        p: float = 0.5,
-        scale: Range = (0.02, 0.33),
-        ratio: Range = (0.3, 3.3),
-        value: float | Sequence[float] | str = 0.0,
-    ) -> None:
-        self.p = probability(p, "p")
-        self.scale = interval(scale, "scale", 0.0, 1.0)
-        self.ratio = positive(ratio, "ratio")
-        if isinstance(value, str) and value != "random":
-            raise ConfigError(Problem("value", f"got {value!r}, expected numbers or 'random'"))
-        self.value = value
-
-    def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:
-        images = images_of(batch, self)
-        height, width = next(iter(images.values())).shape[-2:]
-        sides = random_sides(random, self.scale, self.ratio, height * width)
-        room = torch.tensor([height, width]) - sides
-        fits = (room > 0).all(-1)
-        first = fits.int().argmax(1)[:, None, None]
-        sides = torch.take_along_dim(sides, first, 1)[:, 0]
-        room = torch.tensor([height, width]) - sides
-        corner = (random.uniform(size=(2,)) * (room + 1)).long()
-        covered = random.bernoulli(self.p) & fits.any(1)
-        sides = torch.where(covered[:, None], sides, 0)
-        for name, pixels in images.items():
-            colour = self._colour(random.child(name), pixels)
-            batch[name] = paste(pixels, colour.expand(*pixels.shape[:2], 1, 1), corner, sides)
-        return batch
-
-    def _colour(self, random: KeyedRandom, pixels: Tensor) -> Tensor:
-        channels = pixels.shape[1]
-        if self.value == "random":
-            most = 1.0 if pixels.is_floating_point() else 256.0
-            colour = random.uniform(0.0, most, (channels,))
-        else:
-            values = [self.value] if isinstance(self.value, (int, float)) else list(self.value)
-            if len(values) not in (1, channels):
-                raise ConfigError(
-                    Problem(
-                        "value", f"has {len(values)} numbers, but pictures have {channels} channels"
-                    )
-                )
-            colour = torch.tensor([values])
-        return colour.to(pixels.device, pixels.dtype)[:, :, None, None]
-
-
-def paste(
-    images: Tensor, source: Tensor, corners: Tensor, sides: Tensor, rows: Tensor | None = None
-) -> Tensor:
-    """Pictures with a rectangle of another one in each.
-
-    Args:
-        images: [B, C, H, W].
-        source: as large as `images`, or [B, C, 1, 1] for a colour each.
-        corners: int64[B, 2], top and left.
-        sides: int64[B, 2], height and width; 0 pastes nothing.
-        rows: int64[B], the row of `source` for each picture; None: its own.
-    """
-    bounds = torch.cat([corners, corners + sides], 1)
-    if not warping.row_by_row(images):
-        source = source if rows is None else source[rows.to(source.device)]
-        return torch.where(_inside(bounds, images), source, images)
-    out = images.clone()
-    origins = range(len(images)) if rows is None else rows.tolist()
-    for row, (top, left, bottom, right) in enumerate(bounds.tolist()):
-        part = source[origins[row]]
-        part = part if part.shape[-1] == 1 else part[:, top:bottom, left:right]
-        out[row, :, top:bottom, left:right] = part
-    return out
-
-
-def _inside(bounds: Tensor, images: Tensor) -> Tensor:
-    """bool[B, 1, H, W] where `images` are, True inside of a rectangle a row."""
-    y = torch.arange(images.shape[-2], device=images.device)[None, :, None]
-    x = torch.arange(images.shape[-1], device=images.device)
-    top, left, bottom, right = bounds.to(images.device)[:, :, None, None].unbind(1)
-    return ((y >= top) & (y < bottom) & (x >= left) & (x < right))[:, None]
+    return value - chroma * torch.minimum(sixth, 4 - sixth).clamp_(0, 1)

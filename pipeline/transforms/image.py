@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import CenterCrop
 from torchvision.transforms.v2 import functional as F
 
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.limits import Fraction, Index
 from penstock.loading.compose import Compose as Compose
 
 Sample = dict[str, Any]
 
+Statistics = Literal["imagenet", "dataset"] | Mapping[str, Sequence[float]]
+Pairs = Literal["ibug68"] | Sequence[Annotated[Sequence[Index], Field(min_length=2, max_length=2)]]
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 
 # Mirror images of the 68 iBUG landmarks (Sagonas et al., "300 faces in-the-wild challenge", 2013):
@@ -64,18 +68,10 @@ class Normalize:
             training split; or {"mean": [C], "std": [C]} of values in [0, 1].
     """
 
-    def __init__(self, statistics: str | Mapping[str, Sequence[float]] = "imagenet") -> None:
-        if isinstance(statistics, str):
-            if statistics != "imagenet":
-                raise ConfigError(
-                    Problem(
-                        "statistics",
-                        f"{statistics!r} is not 'imagenet', 'dataset' or a map of mean and std",
-                    )
-                )
-            statistics = IMAGENET
-        self.mean = [float(value) for value in statistics["mean"]]
-        self.std = [float(value) for value in statistics["std"]]
+    def __init__(self, statistics: Statistics = "imagenet") -> None:
+        numbers = statistics if isinstance(statistics, Mapping) else IMAGENET
+        self.mean = [float(value) for value in numbers["mean"]]
+        self.std = [float(value) for value in numbers["std"]]
         if not all(value > 0 for value in self.std):
             raise ConfigError(Problem("statistics", f"std is {self.std}; each must be above 0"))
 
@@ -83,20 +79,20 @@ class Normalize:
         changed = dict(sample)
         for name, value in sample.items():
             if isinstance(value, (tv_tensors.Image, tv_tensors.Video)):
-                if len(self.mean) not in (1, value.shape[-3]):
-                    raise self.mismatch(value.shape[-3])
+                self.check(value.shape[-3])
                 scaled = F.to_dtype(value, torch.float32, scale=True)
                 normalized = F.normalize(scaled, self.mean, self.std)
                 changed[name] = tv_tensors.wrap(normalized, like=value)
         return changed
 
-    def mismatch(self, channels: int) -> DataError:
-        """The error for pictures with another number of channels than there are means."""
-        return DataError(
-            f"Normalize has {len(self.mean)} means, and a picture has {channels} "
-            "channels; set its statistics to dataset, or to {mean: [...], std: "
-            "[...]} of as many"
-        )
+    def check(self, channels: int) -> None:
+        """Raise DataError for pictures with another number of channels than there are means."""
+        if len(self.mean) not in (1, channels):
+            raise DataError(
+                f"Normalize has {len(self.mean)} means, and a picture has {channels} "
+                "channels; set its statistics to dataset, or to {mean: [...], std: "
+                "[...]} of as many"
+            )
 
     def inverse(self, images: torch.Tensor) -> torch.Tensor:
         """Normalised float32 [..., C, H, W] back to uint8, for display."""
@@ -105,41 +101,54 @@ class Normalize:
         return ((images * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)
 
 
+def mirror_order(pairs: Pairs, count: int, fewest: int | None = None) -> torch.Tensor:
+    """Which of `count` landmarks takes the place of each in a mirror, int64[count].
+
+    Args:
+        pairs: as for `LandmarkFlip`.
+        fewest: landmarks of a sample, if its others are padding.
+
+    Raises:
+        ConfigError: `pairs` names landmarks that there are not.
+    """
+    order = list(range(count))
+    fewest = count if fewest is None else fewest
+    for left, right in _IBUG68_PAIRS if isinstance(pairs, str) else pairs:
+        if not 0 <= min(left, right) <= max(left, right) < fewest:
+            raise ConfigError(
+                Problem(
+                    "transform.*.pairs",
+                    f"there are {fewest} landmarks, and the pairs name landmark "
+                    f"{max(left, right)}; say which of them change places in a mirror, as "
+                    "[[0, 1], [3, 4]]",
+                )
+            )
+        order[left], order[right] = right, left
+    return torch.tensor(order, dtype=torch.int64)
+
+
 class LandmarkFlip:
-    """Mirror image and landmarks with probability `p`; a left eye's landmarks stay a left eye's.
+    """Mirror a picture and all in it with probability `p`; a left eye's landmarks stay a left
+    eye's.
 
     Args:
         p: probability.
         pairs: "ibug68", or pairs of landmark numbers that are swapped.
     """
 
-    def __init__(self, p: float = 0.5, pairs: str | Sequence[Sequence[int]] = "ibug68") -> None:
-        if isinstance(pairs, str) and pairs != "ibug68":
-            raise ConfigError(Problem("pairs", f"{pairs!r} is not 'ibug68' or a list of pairs"))
-        self.p = p
-        self.pairs = _IBUG68_PAIRS if isinstance(pairs, str) else [tuple(pair) for pair in pairs]
-        swapped = [both for left, right in self.pairs for both in ((left, right), (right, left))]
-        self._swapped = torch.tensor(swapped, dtype=torch.int64).view(-1, 2).T
+    def __init__(self, p: Fraction = 0.5, pairs: Pairs = "ibug68") -> None:
+        self.p, self.pairs = p, pairs
 
     def __call__(self, sample: Sample) -> Sample:
         if torch.rand(()).item() >= self.p:
             return sample
         changed = dict(sample)
         for name, value in sample.items():
-            if isinstance(value, tv_tensors.KeyPoints):
-                order = torch.arange(value.shape[-2])
-                if (self._swapped >= len(order)).any():
-                    raise ConfigError(
-                        Problem(
-                            "transform.train.flip.pairs",
-                            f"{name!r} has {len(order)} landmarks, fewer than the pairs name; "
-                            "say which of them change places in a mirror, as [[0, 1], [3, 4]]",
-                        )
-                    )
-                order[self._swapped[0]] = self._swapped[1]
-                changed[name] = tv_tensors.wrap(F.horizontal_flip(value)[..., order, :], like=value)
-            elif isinstance(value, tv_tensors.Image):
+            if isinstance(value, tv_tensors.TVTensor):
                 changed[name] = F.horizontal_flip(value)
+            if isinstance(value, tv_tensors.KeyPoints):
+                order = mirror_order(self.pairs, value.shape[-2])
+                changed[name] = tv_tensors.wrap(changed[name][..., order, :], like=changed[name])
         return changed
 
 
@@ -157,9 +166,9 @@ class FaceCrop:
 
     def __call__(self, sample: Sample) -> Sample:
         points = next((v for v in sample.values() if isinstance(v, tv_tensors.KeyPoints)), None)
-        if points is None:
+        if points is None or not points.numel():
             raise DataError("FaceCrop needs landmarks (KeyPoints), and the sample has none")
-        plain = points.as_subclass(torch.Tensor)
+        plain = points.as_subclass(torch.Tensor).flatten(0, -2)
         low, high = plain.amin(dim=-2), plain.amax(dim=-2)
         side = max(float((high - low).max()) * self.scale, 1.0)
         centre = (low + high) / 2

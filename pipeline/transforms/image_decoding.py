@@ -1,39 +1,48 @@
 """Transforms that decode only the wanted part of a JPEG file, at the wanted size.
 
 The crop follows from the sample's key and the header's size. `native` (pipeline/native) decodes,
-resizes, mirrors and writes it in one call without Python's lock; `pure` uses torchvision and
-Pillow. Other files (PNG, CMYK, damaged ...) are decoded in full by the dataset's own reader.
-Cost: benchmarks/README.md.
+resizes, mirrors and writes it in one call without Python's lock; `pure` is Pillow. Other files
+(PNG, CMYK, damaged ...) are decoded in full by the dataset's own reader. Cost:
+benchmarks/README.md.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import io
+import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image, ImageOps
 from torchvision import tv_tensors
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.encoded import TURNED, EncodedImage, StoredPictures, notices
-from penstock.files.limits import Limits
+from penstock.files.limits import Count, Fraction, Limits
 from penstock.loading.output import allocate, allocate_row
+from penstock.files.encoded import TURNED, EncodedImage, StoredPictures, notices
 from penstock.order.keys import KeyArray, key_at_hand
-from penstock.transforms import native_images, pure_images
+from penstock.transforms import native_images
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.batch_colors import BatchNormalize
-from penstock.transforms.crops import CenterCrop, Crops, RandomAreaCrop, Whole, side_lengths
+from penstock.transforms.crops import (
+    CenterCrop,
+    Crops,
+    RandomAreaCrop,
+    Ratios,
+    Shares,
+    Size,
+    side_lengths,
+)
 from penstock.transforms.image import Compose, Sample
 from penstock.transforms.jpeg_header import JpegHeader, jpeg_header
-from penstock.transforms.native_images import Normal
+from penstock.transforms.native_images import Normal, with_pillow
 
 Decoder = Literal["auto", "native", "pure"]
-Size = int | Sequence[int]
 Pixels = npt.NDArray[Any]
-
 
 _NONE = JpegHeader(1, 1, 0)  # for files without a header; C skips them
 
@@ -72,18 +81,17 @@ class Decode:
         changed = copy.copy(self)
         scale = 1 / (255 * np.array(normalize.std))
         bias = -np.array(normalize.mean) / np.array(normalize.std)
-        changed._normal = tuple(scale.tolist()), tuple(bias.tolist())
-        changed._kind = np.float32
+        changed._normal, changed._kind = (tuple(scale.tolist()), tuple(bias.tolist())), np.float32
         return changed
 
     def __call__(self, sample: Sample) -> Sample:
-        key = key_at_hand() if self.crop.draws else 0
-        return {name: self._one(value, key) for name, value in sample.items()}
+        key = np.uint64(key_at_hand() if self.crop.draws else 0)
+        return {name: self._transformed(value, key) for name, value in sample.items()}
 
     @property
     def takes_batches(self) -> bool:
         """Whether `decode_batch` can be used."""
-        return self.decoder == "native" and native_images.pixels() is not None
+        return self.decoder == "native"
 
     def decode_batch(
         self,
@@ -104,83 +112,66 @@ class Decode:
         if isinstance(pictures, StoredPictures):
             if (pictures.channels != 3).any():
                 return None
-            crops = self.crop.many(keys, pictures.widths, pictures.heights)
+            crops = self.crop(keys, pictures.widths, pictures.heights)
             done = native_images.crop_resize(pictures, crops, array, self._normal)
             return tensor if done else None
-        headers = [checked_header(file) or _NONE for file in pictures]
-        sizes = np.array(headers, np.int64)
-        contents = [file.content for file in pictures]
-        decoded = native_images.decode(
-            contents,
-            headers,
-            self.crop.many(keys, sizes[:, 0], sizes[:, 1]),
-            array,
-            self.reduce,
-            self._normal,
-            channels_last,
-        )
-        for row in np.flatnonzero(~decoded).tolist():
-            target = array[row].transpose(2, 0, 1) if channels_last else array[row]
-            self._put(self._from_pixels(pictures[row].decode(), int(keys[row])), target)
+        self._decode(pictures, keys, array, channels_last)
         return tensor
 
-    def _one(self, value: Any, key: int) -> Any:
-        if isinstance(value, (EncodedImage, tv_tensors.Image)):
-            row = allocate_row((3, *self.size), self._kind)
-            if isinstance(value, EncodedImage):
-                if not self._decoded(value, key, row.array):
-                    self._put(self._from_pixels(value.decode(), key), row.array)
-            elif not self._cut_natively(value, key, row.array):
-                self._put(self._from_pixels(value, key), row.array)
-            return row.tensor.as_subclass(tv_tensors.Image)
-        if isinstance(value, tv_tensors.TVTensor):
+    def _transformed(self, value: Any, key: np.uint64) -> Any:
+        if not isinstance(value, (EncodedImage, tv_tensors.TVTensor)):
+            return value
+        if not isinstance(value, (EncodedImage, tv_tensors.Image)):
             raise DataError(
                 f"{type(self).__name__} moves no {type(value).__name__} along with the picture; "
-                "use the transforms of torchvision or of penstock.transforms.batch_geometry"
+                "use penstock.transforms.pixels or penstock.transforms.batch_geometry"
             )
-        return value
+        row = allocate_row((3, *self.size), self._kind)
+        if isinstance(value, EncodedImage):
+            self._decode([value], np.array([key]), row.array[None])
+        else:
+            self._put(self._cut(value, key), row.array)
+        return row.tensor.as_subclass(tv_tensors.Image)
 
-    def _decoded(self, image: EncodedImage, key: int, target: Pixels) -> bool:
-        """Whether the decoder could decode the file into `target`."""
-        header = checked_header(image)
-        if header is None:
-            return False
-        crop = self.crop(key, header.width, header.height)
+    def _decode(
+        self,
+        files: Sequence[EncodedImage],
+        keys: KeyArray,
+        target: Pixels,
+        channels_last: bool = False,
+    ) -> None:
+        """Write the crops of files into `target`, [B, 3, *size]."""
+        headers = [checked_header(file) for file in files]
+        known = [header or _NONE for header in headers]
+        widths, heights, _ = np.array(known, np.int64).T
+        crops = self.crop(keys, widths, heights)
+        done = np.zeros(len(files), bool)
         if self.decoder == "native":
-            crops = Crops.of([crop], crop.inside)
+            contents = [file.content for file in files]
             done = native_images.decode(
-                [image.content], [header], crops, target[None], self.reduce, self._normal
+                contents, known, crops, target, self.reduce, self._normal, channels_last
             )
-            return bool(done[0])
-        pixels = pure_images.decode(image.content, header, crop, self.size, self.reduce)
-        if pixels is not None:
-            self._put(pixels, target)
-        return pixels is not None
+        for row in np.flatnonzero(~done).tolist():
+            file, header, pixels = files[row], headers[row], None
+            if header is not None and self.decoder == "pure":
+                pixels = _with_pillow(file.content, header, crops, row, self.size, self.reduce)
+            if pixels is None:  # the dataset's reader says what is wrong with the file
+                pixels = self._cut(file.decode(), keys[row])
+            self._put(pixels, target[row].transpose(2, 0, 1) if channels_last else target[row])
 
-    def _from_pixels(self, image: torch.Tensor, key: int) -> Pixels:
+    def _cut(self, image: torch.Tensor, key: np.uint64) -> Pixels:
         """The crop of a whole picture, uint8 [3, H, W]."""
         if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3:
             raise DataError(
                 f"{type(self).__name__} takes uint8 pictures [3, H, W], not {image.dtype} "
                 f"{list(image.shape)}"
             )
-        pixels = image.as_subclass(torch.Tensor)
-        return pure_images.resize(
-            pixels, self.crop(key, pixels.shape[2], pixels.shape[1]), self.size
-        )
-
-    def _cut_natively(self, image: torch.Tensor, key: int, target: Pixels) -> bool:
-        """Whether C could crop a decoded picture into `target`: uint8 in a layout that it knows."""
-        plain = image.dtype == torch.uint8 and image.ndim == 3 and len(image) == 3
-        if not (plain and self.takes_batches):
-            return False
-        pixels = image.as_subclass(torch.Tensor).permute(1, 2, 0)
-        if not pixels.is_contiguous():
-            return False
-        crop = self.crop(key, pixels.shape[1], pixels.shape[0])
-        crops = Crops.of([crop], crop.inside)
-        stored = StoredPictures.of(pixels.numpy())
-        return native_images.crop_resize(stored, crops, target[None], self._normal)
+        height, width = np.array(image.shape[1:])[:, None]
+        crops, pixels = self.crop(np.array([key]), width, height), image.as_subclass(torch.Tensor)
+        if self.decoder == "native":
+            return native_images.resized(pixels[None], crops, self.size)[0].numpy()
+        whole = Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()))
+        return with_pillow(whole, crops, 0, self.size).transpose(2, 0, 1)
 
     def _put(self, pixels: Pixels, target: Pixels) -> None:
         """Write bytes [3, *size] into the target, normalised if that is asked for."""
@@ -199,17 +190,17 @@ class DecodeRandomResizedCrop(Decode):
 
     Args:
         size, decoder, reduce: as for `Decode`.
-        scale: share of the picture's area, [least, largest].
-        ratio: width by height, [least, largest].
+        scale: share of the picture's area.
+        ratio: width by height.
         flip: probability to mirror it.
     """
 
     def __init__(
         self,
         size: Size,
-        scale: Sequence[float] = (0.08, 1.0),
-        ratio: Sequence[float] = (3 / 4, 4 / 3),
-        flip: float = 0.5,
+        scale: Shares = (0.08, 1.0),
+        ratio: Ratios = (3 / 4, 4 / 3),
+        flip: Fraction = 0.5,
         decoder: Decoder = "auto",
         reduce: bool = True,
     ) -> None:
@@ -228,7 +219,7 @@ class DecodeResizeCenterCrop(Decode):
     def __init__(
         self,
         size: Size,
-        resize: int | None = None,
+        resize: Count | None = None,
         decoder: Decoder = "auto",
         reduce: bool = True,
     ) -> None:
@@ -239,7 +230,7 @@ class DecodeResize(Decode):
     """The whole picture, resized without keeping its shape: uint8 [3, *size]. See `Decode`."""
 
     def __init__(self, size: Size, decoder: Decoder = "auto", reduce: bool = True) -> None:
-        super().__init__(size, Whole(), decoder, reduce)
+        super().__init__(size, CenterCrop(), decoder, reduce)
 
 
 def decode_step(transform: Compose) -> Decode | None:
@@ -253,10 +244,8 @@ def fused(transform: Compose, batch: BatchCompose) -> tuple[Compose, BatchCompos
     The values are the same to the last bit; it saves a pass over the batch.
     """
     steps, rest = dict(transform.steps), dict(batch.steps)
-    last, first = next(reversed(steps), None), next(iter(rest), None)
-    if last is None or first is None:
-        return transform, batch
-    decode, normalize = steps[last], rest.pop(first)
+    last, first = next(reversed(steps), ""), next(iter(rest), "")
+    decode, normalize = steps.get(last), rest.pop(first, None)
     if not (
         isinstance(decode, Decode)
         and type(normalize) is BatchNormalize
@@ -268,10 +257,9 @@ def fused(transform: Compose, batch: BatchCompose) -> tuple[Compose, BatchCompos
     return Compose(steps), BatchCompose(rest, batch.seed)
 
 
-def _chosen(decoder: str) -> Literal["native", "pure"]:
-    if decoder not in ("auto", "native", "pure"):
-        raise ConfigError(Problem("decoder", f"got {decoder!r}, expected auto | native | pure"))
-    if decoder == "native" and native_images.jpeg() is None:
+def _chosen(decoder: Decoder) -> Literal["native", "pure"]:
+    built = native_images.module("jpeg") is not None
+    if decoder == "native" and not built:
         raise ConfigError(
             Problem(
                 "decoder",
@@ -279,10 +267,35 @@ def _chosen(decoder: str) -> Literal["native", "pure"]:
                 "compiler and install Penstock again, or set decoder=pure",
             )
         )
-    if decoder == "auto" and native_images.jpeg() is None:
+    if decoder == "auto" and not built:
         missing = "the native decoder was not built; it needs libjpeg-dev and a C compiler"
         notices.setdefault("decoder", f"JPEG files are decoded in Python: {missing}")
-    return "pure" if decoder == "pure" or native_images.jpeg() is None else "native"
+    return "native" if built and decoder != "pure" else "pure"
+
+
+def _with_pillow(
+    content: bytes,
+    header: JpegHeader,
+    crops: Crops,
+    row: int,
+    size: tuple[int, int],
+    reduce: bool,
+) -> Pixels | None:
+    """A region of a JPEG file, uint8 [3, *size]; None if the file cannot be decoded."""
+    left, top, right, bottom = crops.regions[row]
+    most = int(min((right - left) / size[1], (bottom - top) / size[0])) if reduce else 1
+    most = 1 << max(most, 1).bit_length() - 1
+    try:
+        with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+            width, height = image.size
+            # The DCT decodes at 1/2, 1/4 or 1/8 where that still covers the result.
+            image.draft(None, (width // most, height // most))
+            divisor = 1 << round(math.log2(width / image.width))
+            upright = ImageOps.exif_transpose(image) if header.orientation > 1 else image
+            part = with_pillow(upright.convert("RGB"), crops, row, size, divisor)
+            return part.transpose(2, 0, 1)
+    except (RuntimeError, OSError, SyntaxError, ValueError):
+        return None
 
 
 def checked_header(image: EncodedImage) -> JpegHeader | None:
@@ -306,13 +319,12 @@ def checked_header(image: EncodedImage) -> JpegHeader | None:
     return header
 
 
-def thread_safe(transform: Compose | Mapping[str, Any]) -> bool:
+def thread_safe(transform: Compose) -> bool:
     """Whether all steps draw from torch alone, if at all, so that threads may run them."""
-    steps = transform.steps if isinstance(transform, Compose) else transform
-    ours = ("penstock.", "torchvision.transforms.v2")
     return all(
         thread_safe(step)
         if isinstance(step, Compose)
-        else type(step).__module__.startswith(ours) and getattr(step, "thread_safe", True)
-        for step in steps.values()
+        else type(step).__module__.startswith(("penstock.", "torchvision.transforms.v2"))
+        and getattr(step, "thread_safe", True)
+        for step in transform.steps.values()
     )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import struct
+from contextlib import suppress
 from typing import NamedTuple
 
-_START, _END, _SCAN, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
-_PLAIN = (0xC0, 0xC1, 0xC2)  # frames: baseline, extended and progressive, by Huffman
-_OTHER = frozenset({0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)})
-_BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
+_SCAN, _APP1 = 0xDA, 0xE1
+_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, by Huffman codes
+# Other frames, and a beginning or an end in the middle.
+_REFUSED = {0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0), 0xD8, 0xD9}
+_BARE = {0x01, *range(0xD0, 0xD8)}  # markers without a length
 _ORIENTATION = 0x0112
 _MOST_MARKERS = 1000
+_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])", re.DOTALL)  # but those without a length
 _EXIF = re.compile(rb"\xff\xe1(..)Exif\0\0", re.DOTALL)
 
 
@@ -35,37 +39,30 @@ def jpeg_header(content: bytes) -> JpegHeader | None:
     """
     if content[:2] != b"\xff\xd8" or content[-2:] != b"\xff\xd9":
         return None
-    size: tuple[int, int] | None = None
-    orientation: int | None = None
-    at = 2
-    last = len(content) - 4
+    size = orientation = None
+    at, last = 2, len(content) - 4
     for _ in range(_MOST_MARKERS):
         if at > last or content[at] != 0xFF:
             return None
         marker = content[at + 1]
-        if marker == 0xFF:  # markers may be padded
-            at += 1
-            continue
-        if marker in _BARE:
-            at += 2
+        if marker == 0xFF or marker in _BARE:  # markers may be padded
+            at += 1 if marker == 0xFF else 2
             continue
         length = content[at + 2] << 8 | content[at + 3]
-        if marker in _OTHER or marker in (_START, _END) or length < 2:
+        if marker in _REFUSED or length < 2 or (marker == _SCAN and size is None):
             return None
         if marker == _SCAN:
-            if size is None:
+            orientation = orientation or 1
+            return JpegHeader(*(size if orientation < 5 else size[::-1]), orientation)
+        segment = content[at + 4 : at + 2 + length]
+        if marker in _FRAMES:
+            if size or len(segment) < 6 or segment[0] != 8 or segment[5] not in (1, 3):
                 return None
-            width, height = size if (orientation or 1) < 5 else size[::-1]
-            return JpegHeader(width, height, orientation or 1)
-        if marker in _PLAIN:
-            frame = content[at + 4 : at + 2 + length]
-            if size is not None or len(frame) < 6 or frame[0] != 8 or frame[5] not in (1, 3):
-                return None
-            size = frame[3] << 8 | frame[4], frame[1] << 8 | frame[2]
+            size = segment[3] << 8 | segment[4], segment[1] << 8 | segment[2]
             if not all(size):
                 return None
-        elif marker == _APP1 and orientation is None and content[at + 4 : at + 10] == b"Exif\0\0":
-            orientation = _orientation(content[at + 10 : at + 2 + length])
+        elif marker == _APP1 and orientation is None and segment.startswith(b"Exif\0\0"):
+            orientation = _orientation(segment[6:])
         at += 2 + length
     return None
 
@@ -80,18 +77,14 @@ def without_exif(content: bytes) -> bytes:
 
 def _orientation(tiff: bytes) -> int:
     """The orientation in a TIFF structure; 1 if there is no valid one."""
-    order = {b"II*\0": "little", b"MM\0*": "big"}.get(tiff[:4])
-    if order is None:
+    if tiff[:4] not in (b"II*\0", b"MM\0*"):
         return 1
-
-    def number(start: int, width: int) -> int:
-        return int.from_bytes(tiff[start : start + width], order)  # type: ignore[arg-type]
-
-    first = number(4, 4)
-    for entry in range(first + 2, first + 2 + 12 * number(first, 2), 12):
-        if entry + 12 > len(tiff):
-            return 1
-        if number(entry, 2) == _ORIENTATION:
-            value = number(entry + 8, 2) if number(entry + 2, 2) == 3 else 1
-            return value if 1 <= value <= 8 else 1
+    order = "<" if tiff.startswith(b"II") else ">"
+    with suppress(struct.error):
+        (first,) = struct.unpack_from(f"{order}I", tiff, 4)
+        (count,) = struct.unpack_from(f"{order}H", tiff, first)
+        for entry in range(first + 2, first + 2 + 12 * count, 12):
+            tag, kind, _, value = struct.unpack_from(f"{order}HHIHxx", tiff, entry)
+            if tag == _ORIENTATION:
+                return value if kind == 3 and 1 <= value <= 8 else 1
     return 1

@@ -1,18 +1,22 @@
-"""Calls of the extension modules: a batch's regions of JPEG files or of decoded pictures.
+"""Regions of JPEG files and of decoded pictures by the extension modules, or by Pillow without C.
 
-Each is one call of C without Python's lock, which reports the row in progress; 30 us a batch beside
-the work on pixels.
+A call of C works on a batch without Python's lock and reports the row in progress; 30 us a batch
+beside the work on pixels. Both work in integers, so every processor gives the same bytes; from C to
+Pillow they differ by a grey level.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from PIL import Image
 
 from penstock.files.encoded import StoredPictures
 from penstock.loading import worker_status
@@ -26,18 +30,8 @@ AS_IT_IS: Normal = ((1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
 
 
 @cache
-def jpeg() -> Any:
-    """The module `penstock.native.jpeg`, or None where it was not built."""
-    return _module("jpeg")
-
-
-@cache
-def pixels() -> Any:
-    """The module `penstock.native.pixels`, or None where it was not built."""
-    return _module("pixels")
-
-
-def _module(name: str) -> object:
+def module(name: str) -> Any:
+    """The module `penstock.native.<name>` ("jpeg" or "pixels"); None where it was not built."""
     try:
         return importlib.import_module(f"penstock.native.{name}")
     except ImportError:
@@ -66,7 +60,7 @@ def decode(
     facts = np.empty((len(contents), 4), np.int64)
     facts[:, :3], facts[:, 3] = headers, crops.flips
     outcomes = np.empty(len(contents), np.int64)
-    jpeg().decode(
+    module("jpeg").decode(
         contents,
         target,
         facts,
@@ -89,14 +83,12 @@ def crop_resize(
     Returns:
         False if C does not support the sizes of the pictures and the result.
     """
-    facts = np.empty((len(target), 4), np.int64)
-    facts[:, 0], facts[:, 1], facts[:, 2] = pictures.starts, pictures.heights, pictures.widths
-    facts[:, 3] = crops.flips
+    sizes = pictures.starts, pictures.heights, pictures.widths, crops.flips
     try:
-        pixels().crop_resize(
+        module("pixels").crop_resize(
             pictures.pixels,
             target,
-            facts,
+            np.stack(sizes, axis=1).astype(np.int64),
             crops.regions,
             crops.inside,
             False,
@@ -106,3 +98,39 @@ def crop_resize(
     except ValueError:
         return False
     return True
+
+
+def resized(images: torch.Tensor, crops: Crops, size: tuple[int, int]) -> torch.Tensor:
+    """A region of each picture, uint8 [B, C, H, W] to [B, C, *size], antialiased and bilinear."""
+    count, channels, height, width = images.shape
+    out = np.empty((count, channels, *size), np.uint8)
+    if channels == 3 and module("pixels") is not None:
+        # numpy copies in this thread; torch would use others, and waiting for them costs more.
+        frames = np.ascontiguousarray(images.movedim(1, -1).numpy())
+        starts = np.arange(count) * (height * width * channels)
+        stored = StoredPictures(frames, starts, *np.full((3, count), [[height], [width], [3]]))
+        if crop_resize(stored, crops, out):
+            return torch.from_numpy(out)
+    for row, planes in enumerate(images.numpy()):
+        for channel, plane in enumerate(planes):
+            out[row, channel] = with_pillow(Image.fromarray(plane), crops, row, size)
+    return torch.from_numpy(out)
+
+
+def with_pillow(
+    image: Image.Image, crops: Crops, row: int, size: tuple[int, int], divisor: int = 1
+) -> Pixels:
+    """One of the crops of a Pillow image, resized: uint8 [*size] or [*size, C].
+
+    Args:
+        divisor: the image is the picture at 1 / divisor.
+    """
+    left, top, right, bottom = (crops.regions[row] / divisor).tolist()
+    right, bottom = min(right, image.width), min(bottom, image.height)
+    if crops.inside:
+        x, y = int(left), int(top)
+        image = image.crop((x, y, math.ceil(right), math.ceil(bottom)))
+        left, top, right, bottom = left - x, top - y, right - x, bottom - y
+    box = (left, top, right, bottom)
+    pixels = np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR, box=box))
+    return pixels[:, ::-1] if crops.flips[row] else pixels

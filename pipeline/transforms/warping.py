@@ -12,72 +12,57 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def row_by_row(images: Tensor) -> bool:
-    """Whether to process rows one by one, which keeps them in a CPU's cache, or all at once."""
-    return images.device.type == "cpu"
+from penstock.transforms.crops import Crops
+from penstock.transforms.native_images import resized
 
 
-def crop_resize(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Boxes of the pictures, resized with antialiasing as in torchvision.
+def crop_resize(images: Tensor, crops: Crops, size: tuple[int, int]) -> Tensor:
+    """Regions of the pictures, resized with antialiasing; uint8 on a CPU by `native_images`.
+
+    Others by two matrix products a row: B * C * H * W' * (W + H') products.
 
     Args:
         images: [B, C, H, W].
-        boxes: int64[B, 4]: top, left, height, width, within the picture.
+        crops: at whole pixels.
         size: height and width of the result.
     """
-    if not row_by_row(images):
-        return crop_resize_dense(images, boxes, size)
-    out = _like(images, size)
-    for row, (top, left, height, width) in enumerate(boxes.tolist()):
-        crop = images[row : row + 1, :, top : top + height, left : left + width]
-        out[row] = F.interpolate(crop, size, mode="bilinear", antialias=True)[0]
-    return out
-
-
-def crop_resize_dense(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """The same by two matrix products a row, for a GPU; B * C * H * W' * (W + H') products."""
+    if images.device.type == "cpu" and images.dtype == torch.uint8:
+        return resized(images, crops, size).contiguous(memory_format=layout(images))
     rows, channels, height, width = images.shape
-    down = resize_weights(boxes[:, 0], boxes[:, 2], height, size[0], images.device)
-    across = resize_weights(boxes[:, 1], boxes[:, 3], width, size[1], images.device)
+    left, top, right, bottom = torch.from_numpy(crops.regions).unbind(1)
+    down = _resize_weights(top, bottom - top, height, size[0], images.device)
+    across = _resize_weights(left, right - left, width, size[1], images.device)
     pixels = images.to(torch.float32).reshape(rows, channels * height, width)
     pixels = torch.bmm(pixels, across.transpose(1, 2)).reshape(rows, channels, height, size[1])
-    resized = torch.matmul(down[:, None], pixels)
-    return _like(images, size).copy_(_rounded(resized, images.dtype))
+    made = _rounded(torch.matmul(down[:, None], pixels), images.dtype)
+    return made.contiguous(memory_format=layout(images))
 
 
-def resize_weights(
-    start: Tensor,
-    extent: Tensor,
-    length: int,
-    size: int,
-    device: torch.device | str = "cpu",
-    inside: bool = True,
+def _resize_weights(
+    start: Tensor, extent: Tensor, length: int, size: int, device: torch.device
 ) -> Tensor:
     """Weights of each of `length` pixels for each of `size`: float32[B, size, length].
 
     A triangle as wide as the output's pixel, but not narrower than the input's, as in Pillow.
 
     Args:
-        start, extent: [B], the part of the line that is resized.
-        inside: whether pixels outside of that part have no weight.
+        start, extent: [B], the part of the line that is resized; pixels outside have no weight.
     """
     first, span = (t.to(device, torch.float64)[:, None, None] for t in (start, extent))
     scale = span / size
-    support = scale.clamp(min=1.0)
     centres = first + (torch.arange(size, device=device)[:, None] + 0.5) * scale
     pixels = torch.arange(length, device=device) + 0.5
-    weights = (1 - (pixels - centres).abs() / support).clamp(min=0)
-    if inside:
-        weights = weights * ((pixels > first) & (pixels < first + span))
+    weights = (1 - (pixels - centres).abs() / scale.clamp(min=1.0)).clamp(min=0)
+    weights = weights * ((pixels > first) & (pixels < first + span))
     return (weights / weights.sum(-1, keepdim=True)).to(torch.float32)
 
 
-def crop_nearest(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Boxes of masks [B, C, H, W], resized by nearest neighbours."""
-    top, left, height, width = boxes.to(masks.device).unbind(1)
-    down = top[:, None] + torch.arange(size[0], device=masks.device) * height[:, None] // size[0]
-    across = left[:, None] + torch.arange(size[1], device=masks.device) * width[:, None] // size[1]
+def crop_nearest(masks: Tensor, crops: Crops, size: tuple[int, int]) -> Tensor:
+    """Regions of masks [B, C, H, W], resized by nearest neighbours."""
+    regions = torch.from_numpy(crops.regions).to(masks.device, torch.int64)
+    left, top, right, bottom = regions[:, :, None].unbind(1)
+    down = top + torch.arange(size[0], device=masks.device) * (bottom - top) // size[0]
+    across = left + torch.arange(size[1], device=masks.device) * (right - left) // size[1]
     rows = torch.arange(len(masks), device=masks.device)[:, None, None]
     picked = masks.movedim(1, -1)[rows, down[:, :, None], across[:, None, :]]
     return picked.movedim(-1, 1).contiguous()
@@ -93,17 +78,6 @@ def affine(images: Tensor, inverse: Tensor, fill: float = 0.0, nearest: bool = F
         fill: value outside of the picture, in the pixels' units.
         nearest: take the nearest pixel instead of a mean of four; for masks, of any whole numbers.
     """
-    if not row_by_row(images):
-        return _affine(images, inverse, fill, nearest)
-    out = torch.empty_like(images)
-    together = torch.get_num_threads()  # grid_sample has a thread a row
-    for row in range(0, len(images), together):
-        rows = slice(row, row + together)
-        out[rows] = _affine(images[rows], inverse[rows], fill, nearest)
-    return out
-
-
-def _affine(images: Tensor, inverse: Tensor, fill: float, nearest: bool) -> Tensor:
     height, width = images.shape[-2:]
     x = torch.arange(width, device=images.device) - (width - 1) / 2
     y = (torch.arange(height, device=images.device) - (height - 1) / 2)[:, None]
@@ -121,15 +95,6 @@ def _affine(images: Tensor, inverse: Tensor, fill: float, nearest: bool) -> Tens
     warped = warped + fill if fill else warped
     warped = warped.round_().to(images.dtype) if nearest else _rounded(warped, images.dtype)
     return warped.contiguous(memory_format=layout(images))
-
-
-def _like(images: Tensor, size: tuple[int, int]) -> Tensor:
-    return torch.empty(
-        (*images.shape[:2], *size),
-        dtype=images.dtype,
-        device=images.device,
-        memory_format=layout(images),
-    )
 
 
 def layout(images: Tensor) -> torch.memory_format:

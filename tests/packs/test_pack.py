@@ -350,7 +350,7 @@ def photos(tmp_path):
     ]
 
 
-built = pytest.mark.skipif(native_images.jpeg() is None, reason="the native decoder was not built")
+built = pytest.mark.skipif(native_images.module("jpeg") is None, reason="C was not built")
 
 
 @pytest.mark.thorough

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional as F
 
-from penstock.errors import ConfigError, DataError
+from penstock.errors import DataError
 from penstock.loading.batch import Batch
 from penstock.order.keys import KeyedRandom
 from penstock.order.plan import Request
-from penstock.transforms.batch import BatchCompose, around, images_of, interval, positive
-from penstock.transforms.batch_colors import BatchNormalize, ColorJitter, RandomErasing
-from penstock.transforms.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop
+from penstock.transforms.batch import BatchCompose, images_of
+from penstock.transforms.batch_colors import BatchNormalize, ColorJitter
+from penstock.transforms.batch_geometry import Affine, HorizontalFlip
 from penstock.transforms.mixing import CutMix, MixUp
 
 
@@ -39,40 +39,6 @@ def changed(before, after):
     return boxes
 
 
-@pytest.mark.parametrize(
-    ("scale", "ratio", "size", "boxes"),
-    [
-        (
-            (0.08, 1),
-            (3 / 4, 4 / 3),
-            (64, 80),
-            [[21, 30, 43, 47], [14, 18, 47, 46], [8, 3, 41, 40], [4, 18, 45, 44]],
-        ),
-        (
-            (0.08, 1),
-            (3 / 4, 4 / 3),
-            (2, 3),
-            [[1, 1, 1, 2], [0, 1, 2, 2], [0, 0, 1, 1], [0, 1, 2, 1]],
-        ),
-        ((1, 1), (1, 1), (7, 7), [[0, 0, 7, 7]] * 2),
-        # No try fits: the largest that does, in the middle.
-        ((0.9, 1), (1 / 2, 2), (30, 90), [[0, 15, 30, 60]] * 4),
-        ((1, 1), (3 / 4, 4 / 3), (11, 101), [[0, 43, 11, 15]]),
-        ((1, 1), (3 / 4, 4 / 3), (100, 10), [[43, 0, 13, 10]]),
-        ((1, 1), (2, 3), (100, 100), [[25, 0, 50, 100]]),
-    ],
-)
-def test_boxes_of_crops(scale, ratio, size, boxes):
-    assert RandomResizedCrop(1, scale, ratio).boxes(keyed(len(boxes)), *size).tolist() == boxes
-
-
-def test_boxes_of_tiny_pictures_hold_a_pixel():
-    boxes = RandomResizedCrop(1, (0.01, 1), (0.1, 10)).boxes(keyed(500), 2, 3)
-    assert (boxes[:, 2:] > 0).all()
-    assert (boxes[:, :2] >= 0).all()
-    assert (boxes[:, :2] + boxes[:, 2:] <= torch.tensor([2, 3])).all()
-
-
 def test_affine_maps():
     step = Affine(30, [0.1, 0.2], [0.8, 1.2], 10, p=0.7)
     expected = [
@@ -81,46 +47,11 @@ def test_affine_maps():
         [[0.9109, 0.2432, 4.0], [-0.2319, 0.9081, 3.0]],
         [[0.8215, -0.2583, -5.0], [0.3435, 0.8571, -4.0]],
     ]
-    found = step.matrices(keyed(4), 64, 80)
-    torch.testing.assert_close(found, torch.tensor(expected).double(), atol=1e-4, rtol=0)
-    still = Affine(30, [1, 1], [0.5, 0.9], 10, p=0.0).matrices(keyed(4), 64, 80)
-    assert torch.equal(still, torch.eye(3).double()[:2].expand(4, 2, 3))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "size", "boxes"),
-    [
-        (
-            {"p": 0.7, "scale": (0.1, 0.3)},
-            (40, 50),
-            [(23, 15, 40, 49), (19, 16, 36, 36), None, (5, 8, 21, 42), (6, 39, 34, 50)],
-        ),
-        ({"scale": (0.5, 1)}, (6, 6), [(2, 1, 6, 6), (1, 1, 6, 6), (0, 0, 5, 5), (0, 1, 5, 6)]),
-        (
-            {"scale": (0.02, 0.03)},
-            (4, 5),
-            [(3, 4, 4, 5), (3, 2, 4, 3), (1, 0, 2, 1), (0, 2, 1, 3), None],
-        ),
-        ({"scale": (1, 1), "ratio": (1, 1)}, (6, 6), [None] * 3),  # never all of a picture
-    ],
-)
-def test_rectangles_that_are_erased(arguments, size, boxes):
-    image = torch.full((len(boxes), 1, *size), 9.0)
-    erased = RandomErasing(**{"p": 1.0, "value": 1.0, **arguments})(
-        batch_of(image), keyed(len(boxes))
-    )
-    assert changed(image, erased["image"]) == boxes
-
-
-def test_colours_that_are_drawn_are_of_the_range_of_the_pixels():
-    step = RandomErasing(1.0, (0.3, 0.5), (1, 1), value="random")
-    whole = step(batch_of(torch.full((300, 1, 6, 6), 9, dtype=torch.uint8)), keyed(300))["image"]
-    parts = step(batch_of(torch.full((300, 1, 6, 6), -1.0)), keyed(300))["image"]
-    assert whole.amin() < 5
-    assert whole.amax() > 250
-    colours = parts[parts >= 0]
-    assert 0 <= colours.min() < 0.01
-    assert 0.99 < colours.max() < 1
+    points = torch.rand(4, 9, 2, dtype=torch.float64) * 60
+    batch = batch_of(torch.zeros(4, 3, 64, 80), at=(points, "keypoints"))
+    about_centre = torch.cat([points - points.new_tensor([40, 32]), torch.ones(4, 9, 1)], -1)
+    moved = about_centre @ torch.tensor(expected).double().mT + points.new_tensor([40, 32])
+    torch.testing.assert_close(step(batch, keyed(4))["at"], moved, atol=0.01, rtol=0)
 
 
 def test_shares_and_rectangles_of_mixed_pictures():
@@ -139,42 +70,6 @@ def test_shares_and_rectangles_of_mixed_pictures():
     assert cut["label_soft"].diagonal().tolist() == pytest.approx([1 - a / 140 for a in areas])
 
 
-# Ranges
-
-
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        (lambda: around(0.25, "x", 1.0, least=0.0), (0.75, 1.25)),
-        (lambda: around(2, "x", 1.0, least=0.0), (0.0, 3.0)),
-        (lambda: around(0.75, "x", least=-0.5, most=0.5), (-0.5, 0.5)),
-        (lambda: around(0, "x"), (0.0, 0.0)),
-        (lambda: around([0.0, 0.5], "x", least=0.0, most=0.5), (0.0, 0.5)),
-        (lambda: interval([0, 1], "x", 0.0, 1.0), (0.0, 1.0)),
-        (lambda: interval([-5, 5], "x"), (-5.0, 5.0)),
-        (lambda: interval([0, 1.5], "x", 0.0, 1.0), r"x: .*\[0, 1.5\], .*, both from 0 to 1$"),
-        (lambda: interval([-1, 1], "x", 0.0, 1.0), r"both from 0 to 1$"),
-        (lambda: interval([2, 1], "x"), r"got \[2, 1\], expected \[least, largest\]$"),
-        (lambda: interval([1], "x"), r"got \[1\], expected"),
-        (lambda: positive([0.5, 1], "x"), (0.5, 1.0)),
-        (lambda: positive([0, 1], "x"), "expected numbers above 0"),
-        (lambda: around(-0.1, "x"), "expected a distance of at least 0"),
-        (lambda: Affine(translate=[1, 0]).translate, (1, 0)),
-        (lambda: Affine(translate=[1, -0.1]), "translate: got"),
-        (lambda: Affine(translate=[1]), "translate: got"),
-        (lambda: Affine(shear=90).shear, (-89.0, 89.0)),
-        (lambda: HorizontalFlip(0.0).p, 0.0),
-        (lambda: MixUp(3, alpha=0.1).alpha, 0.1),
-    ],
-)
-def test_bounds(make, expected):
-    if not isinstance(expected, str):
-        assert make() == expected
-        return
-    with pytest.raises(ConfigError, match=expected):
-        make()
-
-
 # Fields and steps
 
 
@@ -186,7 +81,7 @@ def test_pictures_of_two_sizes_are_refused():
         DataError, match=r"Affine: the pictures of a sample \(image, depth\) differ"
     ):
         images_of(batch_of(other, depth=small), Affine())
-    with pytest.raises(DataError, match=r"stack of pictures \[B, C, H, W\], not \[3, 4, 5\]"):
+    with pytest.raises(DataError, match=r"stacks of pictures \[B, C, H, W\], .*\[3, 4, 5\]}"):
         images_of(batch_of(torch.zeros(3, 4, 5)), Affine())
 
 

@@ -3,17 +3,26 @@
 import numpy as np
 import pytest
 
+import penstock
 from penstock.errors import ConfigError
-from penstock.order.keys import hash64, uniform, uniform_at
-from penstock.transforms.crops import CenterCrop, Crop, Crops, RandomAreaCrop, Whole, side_lengths
+from penstock.order.keys import hash64
+from penstock.transforms.crops import CenterCrop, RandomAreaCrop, side_lengths
 
 PINNED = [(186, 28, 454, 277, True), (137, 74, 385, 272, True), (83, 4, 396, 345, False)]
 
 
+def crops_of(step, keys, width, height):
+    """Left, top, right, bottom and flip of each crop of pictures of one size."""
+    keys = np.array([hash64(key) for key in keys], np.uint64)
+    crops = step(keys, np.full(len(keys), width), np.full(len(keys), height))
+    rows = zip(crops.regions.tolist(), crops.flips.tolist(), strict=True)
+    return [(*region, flip) for region, flip in rows]
+
+
 def test_crops_follow_from_key_and_size():
     step = RandomAreaCrop((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-    crops = [step(hash64(key), 500, 375) for key in range(4000)]
-    assert crops == [step(hash64(key), 500, 375) for key in range(4000)]
+    crops = crops_of(step, range(4000), 500, 375)
+    assert crops == crops_of(step, range(4000), 500, 375)
     sides = np.array([crop[:4] for crop in crops])
     across, down = sides[:, 2] - sides[:, 0], sides[:, 3] - sides[:, 1]
     assert sides.min() >= 0
@@ -24,7 +33,7 @@ def test_crops_follow_from_key_and_size():
     assert share.max() > 0.95
     assert 0.73 < ratio.min() < 0.78
     assert 1.28 < ratio.max() < 1.37
-    assert 0.45 < np.mean([crop.flip for crop in crops]) < 0.55
+    assert 0.45 < np.mean([crop[4] for crop in crops]) < 0.55
     # Where the crop lies is even over where it could lie.
     room = across < 500
     assert abs(np.mean(sides[room, 0] / (500 - across[room])) - 0.5) < 0.02
@@ -33,15 +42,10 @@ def test_crops_follow_from_key_and_size():
 def test_crops_are_pinned():
     """An update of Penstock does not change which part of a picture a key means."""
     step = RandomAreaCrop((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-    assert [tuple(step(hash64(key), 500, 375)[:5]) for key in range(3)] == PINNED
+    assert crops_of(step, range(3), 500, 375) == PINNED
     # Of a wide picture few shapes fit: after ten tries it is the middle.
-    wide, keys = RandomAreaCrop((0.22, 1.0), (3 / 4, 4 / 3), 0.5), map(hash64, range(3000))
-    assert [wide(key, 300, 60)[:4] for key in keys].count((110, 0, 190, 60)) == 2689
-
-
-def test_one_number_is_one_of_many():
-    key = hash64(3)
-    assert [uniform_at(key, n) for n in range(50)] == uniform(key, np.arange(50)).tolist()
+    wide = crops_of(RandomAreaCrop((0.22, 1.0), (3 / 4, 4 / 3), 0.5), range(3000), 300, 60)
+    assert [crop[:4] for crop in wide].count((110, 0, 190, 60)) == 2689
 
 
 @pytest.mark.parametrize(
@@ -67,7 +71,7 @@ def test_one_number_is_one_of_many():
 )
 def test_crops_of_small_and_narrow_pictures_are_pinned(scale, ratio, size, crops):
     step = RandomAreaCrop(scale, ratio, 0.0)
-    assert [step(hash64(key), *size)[:4] for key in range(len(crops))] == crops
+    assert [crop[:4] for crop in crops_of(step, range(len(crops)), *size)] == crops
 
 
 @pytest.mark.parametrize(
@@ -76,32 +80,26 @@ def test_crops_of_small_and_narrow_pictures_are_pinned(scale, ratio, size, crops
         RandomAreaCrop((0.08, 1.0), (3 / 4, 4 / 3), 0.3),
         RandomAreaCrop((0.3, 0.4), (0.1, 10.0), 1.0),
         RandomAreaCrop((0.9, 1.0), (1.0, 1.0), 0.0),
-        Whole(),
-        CenterCrop((10, 20), None),
+        CenterCrop(),
+        CenterCrop((10, 20)),
+        CenterCrop((20, 30), 40),
     ],
 )
-def test_crops_of_many_pictures_are_those_of_each(step):
+def test_crops_lie_in_their_pictures_and_depend_on_no_other(step):
     draw = np.random.default_rng(0)
     keys = draw.integers(0, 2**63, 300).astype(np.uint64)
     # Half of them so small that a side may come out as 0.
     widths, heights = np.where(
         np.arange(300) % 2, draw.integers(1, 5, (2, 300)), draw.integers(1, 400, (2, 300))
     )
-    together = step.many(keys, widths, heights)
-    sizes = zip(keys.tolist(), widths.tolist(), heights.tolist(), strict=True)
-    alone = [step(*arguments) for arguments in sizes]
-    assert together.regions.tolist() == [list(crop[:4]) for crop in alone]
-    assert together.flips.tolist() == [crop.flip for crop in alone]
-    assert {together.inside} == {crop.inside for crop in alone}
+    together = step(keys, widths, heights)
+    for row in range(300):
+        alone = step(*(values[row : row + 1] for values in (keys, widths, heights)))
+        assert alone.regions[0].tolist() == together.regions[row].tolist()
+        assert alone.flips[0] == together.flips[row]
     left, top, right, bottom = together.regions.T
     assert ((left >= 0) & (left < right) & (right <= widths)).all()
     assert ((top >= 0) & (top < bottom) & (bottom <= heights)).all()
-
-
-def test_the_regions_of_no_pictures_have_four_columns():
-    assert Crops.of([], inside=True).regions.shape == (0, 4)
-    crops = Crops.of([Crop(1, 2, 3, 4, True)], inside=False)
-    assert (crops.regions.tolist(), crops.flips.tolist()) == ([[1, 2, 3, 4]], [True])
 
 
 @pytest.mark.parametrize(
@@ -116,38 +114,37 @@ def test_the_regions_of_no_pictures_have_four_columns():
     ],
 )
 def test_the_middle_of_a_picture(size, resize, picture, region):
-    assert CenterCrop(size, resize)(0, *picture) == Crop(*region, inside=False)
-    assert Whole()(0, *picture) == Crop(0, 0, *picture, inside=False)
-
-
-@pytest.mark.parametrize(
-    ("scale", "ratio", "flip", "message"),
-    [
-        ((0, 1), (1, 1), 0, r"scale: got \[0, 1\], expected \[least, largest\] above 0"),
-        ((0.5, 0.4), (1, 1), 0, r"scale: got \[0.5, 0.4\], expected"),
-        ((0.5,), (1, 1), 0, r"scale: got \[0.5\], expected"),
-        ((0.5, 1.01), (1, 1), 0, "scale: got .*, expected shares of at most 1"),
-        ((0.5, 1), (0, 2), 0, r"ratio: got \[0, 2\], expected"),
-        ((0.5, 1), (1, 1), 1.01, "flip: got 1.01, expected a probability from 0 to 1"),
-        ((0.5, 1), (1, 1), -0.01, "flip: got -0.01"),
-    ],
-)
-def test_shares_shapes_and_probabilities_that_there_are_not(scale, ratio, flip, message):
-    with pytest.raises(ConfigError, match=message):
-        RandomAreaCrop(scale, ratio, flip)
+    assert crops_of(CenterCrop(size, resize), [0], *picture) == [(*region, False)]
+    assert crops_of(CenterCrop(), [0], *picture) == [(0, 0, *picture, False)]
 
 
 def test_the_longer_side_has_to_fit_into_the_resized_picture():
     with pytest.raises(ConfigError, match="resize: got 19, but 20 pixels are to be cut out of it"):
         CenterCrop((10, 20), 19)
+    assert side_lengths(1) == (1, 1)
+    assert side_lengths([2, 3]) == (2, 3)
 
 
-@pytest.mark.parametrize(
-    ("size", "sides"), [(1, (1, 1)), ([2, 3], (2, 3)), (0, None), ([0, 3], None), ([3], None)]
-)
-def test_the_sides_of_a_result(size, sides):
-    if sides is not None:
-        assert side_lengths(size) == sides
-        return
-    with pytest.raises(ConfigError, match=r"size: got .*, expected a side or \[height, width\]"):
-        side_lengths(size)
+CHECKED = [
+    ("scale=[0,1.01]", "scale", "less than or equal to 1"),
+    ("scale=[0.5,0.4]", "scale", "[0.5, 0.4], expected [least, largest]"),
+    ("scale=[0.5]", "scale", "at least 2 items"),
+    ("ratio=[0,2]", "ratio", "greater than 0"),
+    ("flip=1.01", "flip", "less than or equal to 1"),
+    ("size=0", "size", "greater than or equal to 1"),
+    ("size=[3,4,5]", "size", "at most 2 items"),
+    ("size=[0,3]", "size", "greater than or equal to 1"),
+    ("decoder=fast", "decoder", "'native'"),
+]
+
+
+@pytest.mark.parametrize(("argument", "key", "message"), CHECKED)
+def test_arguments_of_a_configuration_that_make_no_sense(argument, key, message):
+    words = ["dataset=image_folder", "dataset.root=x", "transform=images_fast", "task=digest"]
+    with pytest.raises(ConfigError) as caught:
+        penstock.compose(*words, f"transform.train.decode.{argument}")
+    problems = {problem.key: problem.message for problem in caught.value.problems}
+    found = [
+        text for name, text in problems.items() if name.startswith(f"transform.train.decode.{key}")
+    ]
+    assert any(message in text for text in found), problems

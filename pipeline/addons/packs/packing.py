@@ -248,7 +248,7 @@ def _make(
     hidden.mkdir()
     versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
     if recipe.decoder == "native":
-        versions["jpeg"] = native_images.jpeg().library
+        versions["jpeg"] = native_images.module("jpeg").library
     try:
         record |= {
             "fingerprint": recipe.fingerprint(record["dataset"]["fingerprint"]),

@@ -105,9 +105,8 @@ class Recipe:
     def natively(self) -> Recipe | None:
         """This recipe with the native decoder; None where that was not built or does not apply."""
         able = self.size is not None and self.square and self.format == "pixels"
-        return (
-            replace(self, decoder="native") if able and native_images.jpeg() is not None else None
-        )
+        built = native_images.module("jpeg") is not None
+        return replace(self, decoder="native") if able and built else None
 
     def steps(self) -> v2.Compose | None:
         """The transform of a sample; None if it stays as it is."""

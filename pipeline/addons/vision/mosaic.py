@@ -8,19 +8,22 @@ key. A row whose group is not whole, or has padding, stays as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
 from penstock.errors import DataError
+from penstock.files.limits import Fraction
 from penstock.loading.batch import Batch
 from penstock.loading.collate import columns, plain, stack
 from penstock.order.keys import KeyedRandom
-from penstock.transforms.batch import images_of, interval, probability
+from penstock.transforms.batch import images_of
+from penstock.transforms.crops import Shares
 
 OF_BOXES = ("labels", "crowd", "masks", "keypoints", "visibility")
 Sample = dict[str, Any]
@@ -88,6 +91,7 @@ class ListSome:
         }
 
 
+Middle = Annotated[float, Field(ge=0.05, le=0.95)]  # a quarter has pixels
 Objects = dict[str, Tensor]  # what a picture has a row of for each box
 _BOXES = "boxes"
 
@@ -124,17 +128,15 @@ class Mosaic:
 
     def __init__(
         self,
-        scale: Sequence[float] = (0.5, 1.0),
-        centre: Sequence[float] = (0.3, 0.7),
-        visible: float = 0.3,
-        p: float = 0.5,
+        scale: Shares = (0.5, 1.0),
+        centre: Annotated[Sequence[Middle], Field(min_length=2, max_length=2)] = (0.3, 0.7),
+        visible: Fraction = 0.3,
+        p: Fraction = 0.5,
         epochs: int | None = None,
         fields: Sequence[str] = OF_BOXES,
     ) -> None:
-        self.p, self.epochs, self.fields = probability(p, "p"), epochs, tuple(fields)
-        self.scale = interval(scale, "scale", 0.0, 1.0)
-        self.centre = interval(centre, "centre", 0.05, 0.95)
-        self.visible = probability(visible, "visible")
+        self.p, self.epochs, self.fields = p, epochs, tuple(fields)
+        self.scale, self.centre, self.visible = scale, centre, visible
 
     def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:
         images = images_of(batch, self)
