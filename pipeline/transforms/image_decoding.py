@@ -21,9 +21,9 @@ from PIL import Image, ImageOps
 from torchvision import tv_tensors
 
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.encoded import TURNED, EncodedImage, StoredPictures, notices
 from penstock.files.limits import Count, Fraction, Limits
 from penstock.loading.output import allocate, allocate_row
-from penstock.files.encoded import TURNED, EncodedImage, StoredPictures, notices
 from penstock.order.keys import KeyArray, key_at_hand
 from penstock.transforms import native_images
 from penstock.transforms.batch import BatchCompose
