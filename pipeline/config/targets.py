@@ -123,7 +123,8 @@ RULES = [
         (
             "penstock",
             "torch.utils.data.Dataset penstock.datasets.files.Files",
-            """datasets addons.forecasting addons.huggingface addons.image_tables addons.mixtures
+            """datasets addons.audio addons.forecasting addons.huggingface addons.image_tables
+            addons.mixtures
             addons.packs addons.shards addons.tables addons.tabular addons.tokens addons.video
             addons.vision""",
         ),
@@ -137,7 +138,7 @@ RULES = [
             "penstock",
             "class",
             """loading.collate order.plan order.samplers training.metrics
-            training.objective transforms addons.albumentations
+            training.objective transforms addons.albumentations addons.audio.transforms
             addons.finetuning.teachers addons.forecasting.objective
             addons.mixtures.order addons.multi_label addons.pairs addons.stores.blocks
             addons.tabular.models addons.tokens.byte_pairs addons.tokens.flatten

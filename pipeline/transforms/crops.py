@@ -19,7 +19,7 @@ Sizes = npt.NDArray[np.int64]
 
 def _ordered(bounds: Sequence[float]) -> Sequence[float]:
     if bounds[0] > bounds[1]:
-        raise ValueError(f"got {list(bounds)}, expected [least, largest]")
+        raise ValueError("expected [least, largest]")
     return bounds
 
 

@@ -127,7 +127,7 @@ def test_the_same_target_is_merged_and_takes_arguments_that_the_yaml_does_not_li
 
 
 def test_a_node_takes_the_place_of_an_interpolation_and_leaves_alone_where_that_led():
-    step = {"_target_": "penstock.transforms.audio.LogMel", "rate": 8000, "n_mels": 20}
+    step = {"_target_": "penstock.addons.audio.transforms.LogMel", "rate": 8000, "n_mels": 20}
     given = ("dataset=spoken_digits", f"transform.val.features={flow(step)}")
     before = penstock.compose("dataset=spoken_digits").transform.train["features"]
     config = penstock.compose(*given)

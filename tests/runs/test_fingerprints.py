@@ -17,6 +17,8 @@ import pytest
 from PIL import Image
 
 import penstock
+from penstock.addons.audio.pairs import AudioPairs
+from penstock.addons.audio.spoken_digits import SpokenDigits
 from penstock.addons.mixtures.mixture import Mixture
 from penstock.addons.packs.packed import Packed
 from penstock.addons.shards.tar_shards import TarShards
@@ -26,11 +28,9 @@ from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tables.parquet_stream import ParquetStream
 from penstock.build.data import DataParts
 from penstock.datasets.arrays import Arrays
-from penstock.datasets.audio_pairs import AudioPairs
 from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.sequences import Sequences
-from penstock.datasets.spoken_digits import SpokenDigits
 from penstock.errors import ConfigError
 from penstock.runs.identity import contents
 from penstock.runs.identity.contents import UNREADABLE, digests

@@ -127,7 +127,7 @@ def test_the_longer_side_has_to_fit_into_the_resized_picture():
 
 CHECKED = [
     ("scale=[0,1.01]", "scale", "less than or equal to 1"),
-    ("scale=[0.5,0.4]", "scale", "[0.5, 0.4], expected [least, largest]"),
+    ("scale=[0.5,0.4]", "scale", "expected [least, largest], got [0.5, 0.4]"),
     ("scale=[0.5]", "scale", "at least 2 items"),
     ("ratio=[0,2]", "ratio", "greater than 0"),
     ("flip=1.01", "flip", "less than or equal to 1"),

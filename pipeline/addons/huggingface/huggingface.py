@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.addons.audio.reading import check_soundfile
 from penstock.addons.huggingface.saved import SPLITS, saved
 from penstock.addons.huggingface.views import FeatureFiles
 from penstock.addons.record_files.shard_files import ShardFiles
@@ -22,7 +23,6 @@ from penstock.addons.tables.arrow.files import ArrowFiles, features_of
 from penstock.addons.tables.arrow.table import ArrowTable
 from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tables.parquet_stream import ParquetStream
-from penstock.datasets.reading.audio import check_soundfile
 from penstock.datasets.reading.fingerprint import Part
 from penstock.datasets.reading.image import Reader
 from penstock.datasets.reading.root import open_root

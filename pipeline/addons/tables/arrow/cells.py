@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.addons.audio.reading import read_audio, read_header
 from penstock.addons.tables.arrow.columns import TableField, is_list, label_codes
-from penstock.datasets.reading.audio import decode_audio, header_of
 from penstock.datasets.reading.image import decode_image, undecoded
 from penstock.datasets.reading.mapped_array import plain_tensor
 from penstock.files.limits import Limits
@@ -77,9 +77,9 @@ def read_cells(
         elif field.kind == "image":
             cells = lambda row: decode_image(content(row), field.column, reader, limits)  # noqa: E731
         elif field.kind == "audio":
-            cells = lambda row: decode_audio(content(row), field.column, limits)[0]  # noqa: E731
+            cells = lambda row: read_audio(content(row), limits, field.column)[0]  # noqa: E731
         elif field.kind == "rate":
-            cells = lambda row: header_of(content(row), field.column, limits).rate  # noqa: E731
+            cells = lambda row: read_header(content(row), limits, field.column).rate  # noqa: E731
     if array.null_count == 0:
         return cells
     valid = array.is_valid().to_numpy(zero_copy_only=False)

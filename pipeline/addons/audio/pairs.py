@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
+from penstock.addons.audio.reading import EXTENSIONS, AudioFolder, check_soundfile, read_header
 from penstock.datasets.files import Files
-from penstock.datasets.reading.audio import EXTENSIONS, AudioFolder, check_soundfile, read_header
 from penstock.datasets.reading.fingerprint import DataFile, Part, Sample
 from penstock.datasets.reading.mapped_array import MappedArray, not_finite
 from penstock.datasets.reading.root import FolderFile, Root, open_root, with_endings
@@ -109,7 +109,11 @@ class AudioPairs(AudioFolder):
         """Warn of recordings at several rates, or of several numbers of channels."""
         good = self._headers[self._headers[:, 1] > 0]
         for values, what, instead in (
-            (good[:, 1], "Hz", "put penstock.transforms.audio.Resample first, with both fields"),
+            (
+                good[:, 1],
+                "Hz",
+                "put Resample first, with both fields",
+            ),
             (good[:, 2], "channels", "make them alike, or use batch.size=1"),
         ):
             counts = Counter(values.tolist()).most_common(10)

@@ -7,10 +7,8 @@ import pytest
 import torch
 
 import penstock
-from penstock.errors import ConfigError, DataError
-from penstock.training.models import AudioNet
-from penstock.transforms import resampling
-from penstock.transforms.audio import (
+from penstock.addons.audio.resampling import resample
+from penstock.addons.audio.transforms import (
     Gain,
     LogMel,
     MaskFeatures,
@@ -21,9 +19,10 @@ from penstock.transforms.audio import (
     Standardize,
     mel_filters,
 )
-from penstock.transforms.resampling import resample
+from penstock.errors import ConfigError, DataError
+from penstock.training.models import AudioNet
 
-RATES = [(48000, 8000), (44100, 16000), (8000, 16000), (44100, 48000), (11025, 8000), (8001, 8000)]
+RATES = [(48000, 8000), (44100, 16000), (8000, 16000), (44100, 48000), (11025, 8000)]
 
 
 def sine(hertz, rate, frames):
@@ -78,18 +77,6 @@ def test_lengths_and_constants(rate, new_rate):
     assert inner(resample(torch.ones(1, 6000), rate, new_rate)[0] - 1).abs().max() < 1e-5
 
 
-def test_both_ways_of_computing_agree(monkeypatch):
-    audio = noise(2, 3000)
-    expected = resample(audio, 44100, 8000)
-    resampling._block.cache_clear()
-    monkeypatch.setattr(resampling, "_LARGEST_BLOCK", 0)
-    try:
-        picked = resample(audio, 44100, 8000)
-    finally:
-        resampling._block.cache_clear()
-    torch.testing.assert_close(picked, expected, atol=1e-5, rtol=0)
-
-
 def test_up_and_down_again_gives_the_same():
     low = resample(resample(noise(1, 16000), 48000, 6000), 6000, 8000)  # nothing above 3 kHz
     there_and_back = resample(resample(low, 8000, 44100), 44100, 8000)[:, : low.shape[1]]
@@ -102,6 +89,19 @@ def test_the_transform_resamples_what_it_is_given():
     assert (made["audio"].shape, made["target"].shape) == ((1, 400), (2, 400))
     same = sample()
     assert Resample(8000)(same)["audio"] is same["audio"]
+
+
+def test_rates_without_a_small_ratio_are_refused():
+    with pytest.raises(DataError, match="44101 Hz cannot be resampled to 8000 Hz: their ratio is"):
+        resample(noise(1, 100), 44101, 8000)
+
+
+@pytest.mark.parametrize("peak", [1e-3, 0.3, 40.0])
+def test_any_order_of_sums_gives_the_same_bits(peak):
+    audio = peak * noise(1, 4000)
+    together = resample(audio, 48000, 8000)
+    alone = resample(torch.cat([torch.zeros(1, 48), audio], 1), 48000, 8000)[:, 8:]
+    assert torch.equal(together, alone)
 
 
 # Mel filters
@@ -166,7 +166,8 @@ def test_features_are_those_of_torch_stft(n_fft, frames):
     spectrum = torch.stft(
         audio, n_fft, 80, window=window, center=True, pad_mode="constant", return_complex=True
     )
-    bands = mel_filters(8000, n_fft, 20, 0, 4000, "slaney") @ spectrum[0].abs().square()
+    filters = torch.from_numpy(mel_filters(8000, n_fft, 20, 0, 4000, "slaney")).float()
+    bands = filters @ spectrum[0].abs().square()
     expected = bands.clamp_min(1e-6).log()
     assert made.shape == (20, frames // 80 + 1)
     assert made.dtype == torch.float32
@@ -216,10 +217,9 @@ def test_another_rate_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"n_fft": 1}, "n_fft: 1; allowed: 2 or more"),
-        ({"window": 300}, r"window: 300; allowed: 2 to 256 \(n_fft\)"),
+        ({"window": 300}, r"window: 300; allowed: up to 256 \(n_fft\)"),
         ({"f_max": 5000}, r"f_max: 5000; allowed: up to 4000 \(half the rate\)"),
-        ({"f_min": 4000}, r"f_min: 4000; allowed: 0 to 4000 \(f_max\)"),
+        ({"f_min": 4000}, r"f_min: 4000; allowed: below 4000 \(f_max\)"),
     ],
 )
 def test_settings_of_features_that_do_not_go_together(arguments, match):
@@ -352,7 +352,9 @@ def test_noise_has_the_ratio_that_was_asked_for():
     torch.manual_seed(3)
     ratio = 10 + 20 * torch.rand(2)[1].item()  # the first number decides whether
     deviation = math.sqrt(given["audio"].double().square().mean() / 10 ** (ratio / 10))
-    torch.testing.assert_close(made - given["audio"], deviation * torch.randn(1, 40000))
+    assert float((made - given["audio"]).std()) == pytest.approx(deviation, rel=0.02)
+    torch.manual_seed(3)
+    assert torch.equal(Noise([10, 30])(given)["audio"], made)
     silent = {"audio": torch.zeros(1, 100), "rate": 8000}
     assert not Noise()(silent)["audio"].any()
 
@@ -445,20 +447,11 @@ def test_fields_out_of_step(crop):
 
 
 @pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: Gain([3, -3]), r"db: \[3, -3\]; allowed: \[lowest, highest\]"),
-        (lambda: Noise([10]), r"snr_db: \[10\]"),
-    ],
-)
-def test_wrong_settings(make, match):
-    with pytest.raises(ConfigError, match=match):
-        make()
-
-
-@pytest.mark.parametrize(
     ("setting", "expected"),
     [
+        ("gain.db=[3,-3]", "Value error, expected \\[least, largest\\], got"),
+        ("noise.snr_db=[10]", "Value should have at least 2 items"),
+        ("features.n_fft=1", "Input should be greater than or equal to 2, got 1"),
         ("features.hop=0", "Input should be greater than or equal to 1, got 0"),
         ("features.scale=bark", "Input should be 'htk' or 'slaney', got 'bark'"),
         ("crop.seconds=0", "Input should be greater than 0, got 0"),
@@ -480,8 +473,6 @@ def test_settings_at_their_borders():
     MaskFeatures(share=1.0)
     assert torch.equal(MaskFeatures(count=0)({"features": GRID})["features"], GRID)
     LogMel(1000, n_fft=8, n_mels=1, window=2, f_min=0, f_max=500, hop=1, floor=0.5)
-    with pytest.raises(ConfigError, match="window: 1; allowed: 2 to 8"):
-        LogMel(1000, n_fft=8, n_mels=1, window=1)
     with pytest.raises(
         ConfigError,
         match=r"n_mels: 3 bands are too many for n_fft=2: its bins are 500 Hz apart, and none "

@@ -12,13 +12,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from penstock.addons.audio.reading import EXTENSIONS, AudioFolder, check_soundfile
 from penstock.datasets.files import Files
-from penstock.datasets.reading.audio import EXTENSIONS, AudioFolder, check_soundfile
 from penstock.datasets.reading.fingerprint import Part, Sample
 from penstock.datasets.reading.labels import check_classes
 from penstock.datasets.reading.root import Root, open_root, with_endings
@@ -74,25 +73,26 @@ class SpokenDigits(AudioFolder):
         self.limits = limits
         holds = f"{recordings!r} with <digit>_<speaker>_<take>.wav in it"
         self.folder = open_root(root, holds, files, limits).below(recordings)
-        names, digits, speakers, takes = zip(
-            *_recordings(self.folder, warns=split == "train"), strict=True
-        )
+        found = list(_recordings(self.folder, warns=split == "train"))
         self.classes = [str(digit) for digit in range(10)]
-        self.speakers = sorted(set(speakers))
+        self.speakers = sorted({speaker for _, _, speaker, _ in found})
         check_classes(len(self.speakers), str(self.folder), limits)
-        places = {speaker: code for code, speaker in enumerate(self.speakers)}
-        codes = np.array([places[speaker] for speaker in speakers], dtype=np.int64)
-        numbers = np.array(takes, dtype=np.int64)
-        held_out = numbers < val_takes
-        if val_speakers:
-            held_out = np.isin(codes, _places(val_speakers, self.speakers))
-        rows = np.flatnonzero(held_out if split == "val" else ~held_out)
-        if not len(rows):
+        for name in val_speakers:
+            if name not in self.speakers:
+                reason = f"no speaker {name!r} among {self.speakers}"
+                raise ConfigError(Problem("dataset.val_speakers", reason))
+        validates = split == "val"
+        rows = [
+            (name, digit, self.speakers.index(speaker), take)
+            for name, digit, speaker, take in found
+            if (speaker in val_speakers if val_speakers else take < val_takes) == validates
+        ]
+        if not rows:
             key = f"val_speakers={list(val_speakers)}" if val_speakers else f"{val_takes=}"
             raise DataError(f"dataset.{key} leaves the split {split!r} of {root!r} empty.")
-        self.names = np.array(names)[rows]
-        self.labels = np.array(digits, dtype=np.int64)[rows]
-        self.speaker_codes, self.takes = codes[rows], numbers[rows]
+        self.names = np.array([name for name, *_ in rows])
+        numbers = np.array([row[1:] for row in rows], np.int64)
+        self.labels, self.speaker_codes, self.takes = numbers.T
 
     def __getitem__(self, index: int) -> Sample:
         audio, rate = self.audio(index)
@@ -132,14 +132,3 @@ def _recordings(folder: Root, warns: bool) -> Iterator[tuple[bytes, int, str, in
                 "are named <digit>_<speaker>_<take>.wav, as 7_jackson_32.wav; rename or remove it."
             )
         yield os.fsencode(name), int(match[1]), match[2], int(match[3])
-
-
-def _places(names: Sequence[str], speakers: list[str]) -> list[int]:
-    for name in names:
-        if name not in speakers:
-            near = get_close_matches(name, speakers, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(
-                Problem("dataset.val_speakers", f"no speaker {name!r} among {speakers}{hint}")
-            )
-    return [speakers.index(name) for name in names]

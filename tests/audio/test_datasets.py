@@ -11,13 +11,12 @@ import soundfile
 import torch
 
 import penstock
+from penstock.addons.audio.pairs import AudioPairs
+from penstock.addons.audio.reading import read_audio, read_header
+from penstock.addons.audio.spoken_digits import SpokenDigits
 from penstock.build.training import TrainingParts
-from penstock.datasets.audio_pairs import AudioPairs
 from penstock.datasets.files import Files
-from penstock.datasets.reading.audio import headers, read_audio, read_header
 from penstock.datasets.reading.file_kind import stranger
-from penstock.datasets.reading.root import Root
-from penstock.datasets.spoken_digits import SpokenDigits
 from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import Mismatch, PadTime
 from tests.program import SHARED, run
@@ -152,12 +151,6 @@ def test_a_cut_says_how_much_is_missing(tmp_path):
         read_audio(str(path))
 
 
-def test_lengths_are_0_where_a_header_cannot_be_read(tmp_path):
-    paths = [write(tmp_path / "a.wav"), tmp_path / "no.wav", write(tmp_path / "b.wav", rate=16000)]
-    table = headers(Root(tmp_path), [path.name for path in paths])
-    assert table.tolist() == [[400, 8000, 1], [0, 0, 0], [400, 16000, 1]]
-
-
 def test_without_soundfile(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(ConfigError, match=r"pip install soundfile"):
@@ -283,7 +276,7 @@ def test_empty_splits_and_wrong_speakers(spoken):
         SpokenDigits(str(spoken), "val", val_takes=0)
     with pytest.raises(DataError, match=r"val_speakers=\['ann', 'ben', 'cleo'\] leaves .*'train'"):
         SpokenDigits(str(spoken), val_speakers=SPEAKERS)
-    with pytest.raises(ConfigError, match=r"no speaker 'chleo'.*did you mean 'cleo'\?"):
+    with pytest.raises(ConfigError, match=r"no speaker 'chleo' among"):
         SpokenDigits(str(spoken), val_speakers=["chleo"])
     with pytest.raises(ConfigError, match="has no test split of its own"):
         SpokenDigits(str(spoken), "test")
@@ -383,7 +376,7 @@ def test_pairs_that_differ_in_rate_or_channels_are_counted(pairs, caplog):
     assert len(AudioPairs(str(pairs), val_fraction=0.0)) == 10
     others, rates, channels = caplog.messages
     assert "left out 1 file(s): 1 .txt" in others
-    assert "9 of 8000 Hz, 1 of 16000 Hz; put penstock.transforms.audio.Resample first" in rates
+    assert "9 of 8000 Hz, 1 of 16000 Hz; put Resample first" in rates
     assert "9 of 1 channels, 1 of 2 channels" in channels
 
 
