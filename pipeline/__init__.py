@@ -14,9 +14,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-if __name__ != "penstock":  # by the name of this folder, each module would be there twice
-    raise ImportError(f"import penstock, not {__name__}")
-
 __version__ = "0.1.0"
 
 _HOMES = {

@@ -11,6 +11,7 @@ processes of this same command line, unless torchrun or Slurm has started them.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 import traceback
@@ -35,6 +36,7 @@ from penstock.errors import PREEMPTED, ConfigError, PenstockError, Problem
 from penstock.terminal import put, say
 
 INTERRUPTED, NOBODY_LISTENS = 130, 141  # as shells say of SIGINT and SIGPIPE
+logging.getLogger("penstock").setLevel("INFO")  # hydra.verbose may change it
 _CHECKED = "checked."  # before the name of a primary configuration in Hydra's store
 getattr(OmegaConf, compose.register)(
     "job_name",
@@ -146,8 +148,11 @@ def _stored(name: str, made: DictConfig, words: Sequence[str]) -> Any:
         ]
     # Hydra's own logging would be merged into that of ours.
     none = [{"override hydra/job_logging": "none"}, {"override hydra/hydra_logging": "none"}]
-    node: Any = OmegaConf.to_container(made)
-    ConfigStore.instance().store(f"{_CHECKED}{name}", {"defaults": [*none, "_self_"], **node})
+    ConfigStore.instance().repo.pop(f"{_CHECKED}{name}.yaml", None)  # that of an earlier job
+    ConfigStore.instance().store(
+        f"{_CHECKED}{name}",
+        {"defaults": [*none, "_self_"], **OmegaConf.to_container(made)},  # type: ignore[dict-item]
+    )
     return f"{_CHECKED}{name}", None, []
 
 
@@ -192,6 +197,10 @@ def execute(config: Config | None) -> float | None:
     Raises:
         SystemExit: it failed; Hydra would print a traceback of anything else.
     """
+    # What modules log goes to stderr, as messages do, unless Hydra's own logging was chosen.
+    logging.getLogger("penstock").handlers = (
+        [terminal.Handler()] if HydraConfig.get().job_logging.get("root") is None else []
+    )
     if config is None:
         return import_module("penstock.addons.sweeps.sweep").run_job(  # type: ignore[no-any-return]
             _composed, _run, report
@@ -205,8 +214,9 @@ def execute(config: Config | None) -> float | None:
 def _composed(folder: Path) -> Config:
     """Our composition of a job of a sweep, whose folder Hydra has named."""
     import_trusted()
-    config = compose.compose(*overrides(), config_name=str(HydraConfig.get().job.config_name))
-    return config.model_copy(update={"run_dir": str(folder)})
+    return compose.compose(
+        *overrides(), config_name=str(HydraConfig.get().job.config_name)
+    ).model_copy(update={"run_dir": str(folder)})
 
 
 def _run(config: Config) -> float | None:

@@ -240,11 +240,6 @@ GONE: dict[str, str] = {
 }
 
 
-def _holds(section: str, name: str) -> bool:
-    """Whether a section, as it was written, has a key; nothing written may have any."""
-    return not section or (section[0] == "{" and f"{name}:" in section.replace("'", ""))
-
-
 def advice(key: str, value: str = "...") -> str:
     """What to write for a key, an option or a value that is not there, to end a message with.
 
@@ -260,7 +255,15 @@ def advice(key: str, value: str = "...") -> str:
         if (
             gone in (key, f"{key}={value}")
             or key.startswith(f"{gone.removesuffix('.*')}.")
-            or (gone.startswith(f"{key}.") and _holds(value, gone.rpartition(".")[2]))
+            or (
+                gone.startswith(f"{key}.")  # a section that holds it, as it was written
+                and (
+                    gone.endswith(".*")
+                    or not value
+                    or f"{gone.rpartition('.')[2]}:" in value.replace("'", "")
+                )
+                and value[:1] in ("", "{")
+            )
         ):
             return f"; it is no longer there: {sentence}"
     for typed in (

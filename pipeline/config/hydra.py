@@ -33,7 +33,6 @@ _CALLED = {
     *("rich.logging.RichHandler", "colorlog.ColoredFormatter"),
     "hydra.experimental.callbacks.LogJobReturnCallback",
     "hydra_plugins.penstock.OptunaSweeper",
-    "penstock.terminal.Handler",
 }
 # Hydra's schema types these as text or a number, so that they are never nodes with a `_target_`.
 _TEXTS = re.compile(
