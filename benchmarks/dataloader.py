@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils import data
 
-from penstock.addons.dataloader.dataloader import DataLoader
+from penstock.loading.dataloader import DataLoader
 
 CASES = [(0, 1, False), (0, 32, False), (0, 256, False), (2, 256, False), (0, 32, True)]
 KINDS = {"torch": data.DataLoader, "ours": DataLoader}
@@ -104,7 +104,7 @@ def main() -> None:
     print("\n| import | CPU s | MiB |\n|--|--|--|")
     for name, module in {
         "torch": "torch.utils.data",
-        "ours": "penstock.addons.dataloader.dataloader",
+        "ours": "penstock.loading.dataloader",
     }.items():
         start_time(name, module, given.imports)
 

@@ -17,7 +17,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "DataLoader": "penstock.addons.dataloader.dataloader",
+    "DataLoader": "penstock.loading.dataloader",
     "Loader": "penstock.loading.loader",
     "DataModule": "penstock.addons.frameworks.lightning",
     "TorchLoader": "penstock.addons.frameworks.torch_loader",

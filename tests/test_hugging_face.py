@@ -75,7 +75,7 @@ import sys
 import torch
 from theirs import Rows
 from penstock import build_train_loader, command, compose
-from penstock.addons.dataloader.dataloader import DataLoader
+from penstock.loading.dataloader import DataLoader
 
 rows = Rows()
 seen = [batch["label"] for batch in DataLoader(rows, batch_size=8, shuffle=True, num_workers=2)]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.utils.data import DistributedSampler
 
 from penstock import DataLoader, TorchLoader, build_train_loader, compose
 
@@ -52,6 +53,19 @@ def made(kind, workers, config=False):
         return DataLoader(Rows(), batch_size=SIZE, shuffle=True, num_workers=workers, seed=3)
     composed = compose(*WORDS, f"loader.num_workers={workers}")
     return composed if config else TorchLoader(build_train_loader(composed))
+
+
+def wrapped(kind, workers):
+    """A `TorchLoader`, of which a `DataLoader` among several ranks has its share."""
+    ranks, rank = (
+        int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", 1), ("RANK", 0))
+    )
+    if kind == "configured" or ranks == 1:
+        loader = made(kind, workers)
+        return loader if isinstance(loader, TorchLoader) else TorchLoader(loader)
+    rows = Rows()
+    own = DistributedSampler(rows, ranks, rank)
+    return TorchLoader(DataLoader(rows, batch_size=SIZE, sampler=own, num_workers=workers, seed=3))
 
 
 def batches_of(kind, epochs=EPOCHS):
@@ -116,7 +130,7 @@ def accelerate(kind, folder, workers, stop):
     accelerator = Accelerator(cpu=True)
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), 0.1)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, made(kind, workers))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, wrapped(kind, workers))
     saved, step = newest(folder, "state-*"), 0
     if saved is not None:
         accelerator.load_state(str(saved))
@@ -155,7 +169,7 @@ def transformers(kind, folder, workers, stop):
 
     class Noting(Trainer):
         def get_train_dataloader(self):
-            return self.accelerator.prepare(made(kind, workers))
+            return self.accelerator.prepare(wrapped(kind, workers))
 
         def training_step(self, model, inputs, items=None):
             log.note(self.state.global_step + 1, inputs)

@@ -1,7 +1,5 @@
 """In Accelerate's loop: `prepare` keeps the loader, states resume it, skipping is a jump."""
 
-import logging
-
 import pytest
 import torch
 
@@ -29,8 +27,7 @@ def accelerator(monkeypatch):
 
 
 def prepared(accelerator, kind):
-    loader = MAKERS[kind]()
-    loader = TorchLoader(loader) if kind == "configured" else loader
+    loader = TorchLoader(MAKERS[kind]())
     assert accelerator.prepare(loader) is loader
     return loader
 
@@ -52,7 +49,6 @@ def test_prepare_keeps_the_loader_and_gradients_accumulate_as_ever(accelerator, 
         assert synced == [
             step % 4 == 0 or step == len(loader) for step in range(1, len(loader) + 1)
         ]
-    assert loader.total_batch_size == 4
     assert accelerator.prepare(loader) is loader
     assert isinstance(loader, torch.utils.data.DataLoader)
 
@@ -98,7 +94,7 @@ def test_a_loader_that_is_not_seeded_has_the_order_that_it_has_elsewhere(acceler
 
     options = {"batch_size": 4, "shuffle": True}
     reference = rows(DataLoader(Rows(), **options))
-    assert rows(accelerator.prepare(DataLoader(Rows(), **options))) == reference
+    assert rows(accelerator.prepare(TorchLoader(DataLoader(Rows(), **options)))) == reference
 
 
 class Counted(torch.utils.data.TensorDataset):
@@ -120,7 +116,7 @@ def test_samplers_and_datasets_of_one_s_own_hear_of_each_epoch(accelerator):
 
 
 def test_an_iterable_dataset_is_read_as_ever(accelerator, tmp_path):
-    loader = accelerator.prepare(DataLoader(Stream(), batch_size=3))
+    loader = accelerator.prepare(TorchLoader(DataLoader(Stream(), batch_size=3)))
     batches = []
     for batch in loader:
         batches.append(batch.tolist())
@@ -131,16 +127,3 @@ def test_an_iterable_dataset_is_read_as_ever(accelerator, tmp_path):
     assert [batch.tolist() for batch in loader] == batches[2:]
     skipped = accelerate.skip_first_batches(loader, 3)
     assert [batch.tolist() for batch in skipped] == batches[3:]
-
-
-def test_what_accelerate_divides_itself_is_reported(accelerator, caplog, monkeypatch):
-    monkeypatch.setattr(type(accelerator), "num_processes", 2)
-    for loader, why in [
-        (DataLoader(Stream(), batch_size=3), "divides iterable datasets"),
-        (DataLoader(Rows(), batch_size=None), "batch_size=None has no batches to divide"),
-    ]:
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            accelerator.prepare_data_loader(loader)
-        assert why in caplog.text
-        assert "Keyed draws" in caplog.text

@@ -1,7 +1,5 @@
 """A loader as torch's DataLoader: whatever is put together from its parts has the same batches."""
 
-import logging
-
 import pytest
 import torch
 from torch.utils import data as torch_data
@@ -9,7 +7,6 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DistributedSampler, Sampler, default_convert
 
 from penstock import DataLoader, TorchLoader, build_train_loader, compose
-from penstock.addons.frameworks.torch_loader import Address
 from penstock.distributed.world import World
 from tests.frameworks import loops
 
@@ -77,8 +74,8 @@ def test_what_is_put_together_from_its_parts_has_its_batches_and_may_begin_anywh
 ):
     loader = TorchLoader(MAKERS[kind]())
     loader.set_epoch(epoch)
-    made, read = [], loader.dataset.source.begin
-    loader.dataset.source.begin = lambda address: made.append(address) or read(address)
+    made, read = [], loader.loader.epoch
+    loader.loader.epoch = lambda *address: made.append(address) or read(*address)
 
     class Skipping(torch_data.BatchSampler):
         def __init__(self, sampler):
@@ -93,7 +90,7 @@ def test_what_is_put_together_from_its_parts_has_its_batches_and_may_begin_anywh
         options |= {batching: Skipping(loader.sampler), "collate_fn": loader.collate_fn}
         parts = torch_data.DataLoader(loader.dataset, **options)
         assert [values(batch) for batch in parts] == references[kind][epoch][2:]
-    assert made == [Address(epoch, 2)] * 2
+    assert made == [(epoch, 2)] * 2
 
 
 def test_leaving_an_epoch_ends_it_and_a_state_resumes_it(kind, references):
@@ -142,19 +139,6 @@ def test_a_stream_is_read_on(kind):
         other.dataset, sampler=other.sampler, batch_size=None, collate_fn=other.collate_fn
     )
     assert [batch.tolist() for batch in parts] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
-    with pytest.raises(TypeError, match="can only be read on"):
-        DataLoader(Stream()).jump(1)
-
-
-def test_without_a_seed_an_order_is_not_known_elsewhere(caplog):
-    loader = TorchLoader(dropin(seed=None))
-    loader.set_epoch(2)  # as torch's random sampler, which has no epochs
-    assert len(list(loader)) == 6
-    with caplog.at_level(logging.WARNING):
-        loader.dataset[Address(1, 2)]
-    assert "without seed= cannot repeat" in caplog.text
-    with pytest.raises(ValueError, match="the order of epoch 7 is not known without seed="):
-        dropin(seed=None).jump(0, 7)
 
 
 def test_the_dataset_is_the_loader_s():
@@ -187,13 +171,11 @@ def test_batches_go_through_what_frameworks_do_with_them():
         assert values(other) == values(batch)
 
 
-AS_FABRIC = """
-def epochs(loader, count):
+def as_fabric(loader, count):
     for number in range(count):  # from 0 in every process
         loader.sampler.set_epoch(number)
         for batch in loader:
             yield loops.digest(batch), loader.state_dict()
-"""
 
 
 class OwnOrder(Sampler):
@@ -221,11 +203,9 @@ def test_fabric_continues_with_the_epoch_of_a_sampler(done, own):
         sampler = OwnOrder(len(divided)) if own else divided
         return DataLoader(loops.Rows(), batch_size=loops.SIZE, sampler=sampler, seed=3)
 
-    fabric = {"__name__": "lightning_fabric.wrappers", "loops": loops}
-    exec(AS_FABRIC, fabric)
-    whole = list(fabric["epochs"](divided(), 4))
+    whole = list(as_fabric(divided(), 4))
     assert len({seen for seen, _ in whole}) == len(whole) == 12
     resumed = divided()
     resumed.load_state_dict(whole[done - 1][1])
-    rest = [seen for seen, _ in fabric["epochs"](resumed, 4 - done // 3)]
+    rest = [seen for seen, _ in as_fabric(resumed, 4 - done // 3)]
     assert rest == [seen for seen, _ in whole[done:]]

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset
 from torchvision.transforms import v2
 
-from penstock.addons.dataloader.dataloader import DataLoader
 from penstock.errors import ConfigError
 from penstock.loading.bad_samples import SampleError
 from penstock.loading.collate import Stack
 from penstock.loading.compose import Compose
+from penstock.loading.dataloader import DataLoader
 from penstock.loading.fetch import Fetch, batch_hash
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
