@@ -19,14 +19,12 @@ Cost beside torch's: about 10 us a batch, and 8 us a sample where something draw
 
 from __future__ import annotations
 
-import signal
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, field
 from itertools import count, islice
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -42,16 +40,10 @@ from penstock.loading.workers.options import LoaderOptions
 from penstock.order.address import Addressed
 from penstock.order.keys import begin_sample, hash64, sample_keys
 from penstock.order.plan import forwards
-from penstock.order.private_generators import PrivateDraws, PrivateGenerators
+from penstock.order.private_generators import PrivateGenerators
 from penstock.order.randomness import GLOBAL, Draws, scope, seed_global
 from penstock.order.seeding import Seeding
-from penstock.torch_internals import (
-    ExceptionWrapper,
-    WorkerInfo,
-    pin_memory,
-    worker_info,
-    wrap_exception,
-)
+from penstock.torch_internals import WorkerInfo, pin_memory, worker_info
 
 STATE_VERSION = 2
 
@@ -76,36 +68,16 @@ class Request(Addressed):
     keys: Any = None
 
 
-@dataclass
-class Result:
-    """What became of a request.
+class Result(NamedTuple):
+    """The collated batch, or the sample, of a request; `ended`: its part has no such batch."""
 
-    Attributes:
-        value: the collated batch, or the sample.
-        error: raised in its place; from another process, torch's wrapper of it.
-        ended: the part has no such batch.
-    """
-
-    request: Any
+    request: Request
     value: Any = None
-    error: Any = None
     ended: bool = False
-
-    def pin_memory(self) -> Result:
-        self.value = pin_memory(self.value)
-        return self
-
-    def get(self) -> Any:
-        """The value; raises the error, in its original type."""
-        if isinstance(self.error, ExceptionWrapper):
-            self.error.reraise()
-        if self.error is not None:
-            raise self.error
-        return self.value
 
 
 class _Fetch:
-    """What executors need of a fetch, and errors as they travel to the consumer."""
+    """What executors ask of a fetch besides calling it."""
 
     seed = 0
     transform: ClassVar[None] = None
@@ -116,22 +88,6 @@ class _Fetch:
 
     def dataset_of_worker(self) -> Any:
         return self.dataset
-
-    def make(self, request: Any, draws: Draws) -> Result:
-        raise NotImplementedError
-
-    def __call__(self, request: Any, draws: Draws = GLOBAL) -> Result:
-        try:
-            return self.make(request, draws)
-        except Exception as raised:
-            error: Any = raised
-            if isinstance(raised, StopIteration):  # at the consumer it would end the epoch
-                error = RuntimeError(f"the dataset or the collate function raised {raised!r}")
-            if (info := get_worker_info()) is not None:
-                error = wrap_exception(error, f"in DataLoader worker process {info.id}")
-            return Result(request, error=error)
-        finally:
-            begin_sample(None)
 
 
 @dataclass
@@ -146,15 +102,15 @@ class RowFetch(_Fetch):
     dataset: Any
     collate: Callable[[Any], Any]
     batched: bool
-    leaves_generators: ClassVar[bool] = True  # `make` puts them back in the main process
+    leaves_generators: ClassVar[bool] = True  # it puts them back in the main process
     _seeding: Seeding = field(default_factory=Seeding, repr=False)
 
     def __post_init__(self) -> None:
         self._own = PrivateGenerators({"dataset": self.dataset, "collate": self.collate})
 
-    def make(self, request: Request, draws: Draws) -> Result:
+    def __call__(self, request: Request, draws: Draws = GLOBAL) -> Result:
         draws, remote = self._own.beside(draws, request.epoch), get_worker_info() is not None
-        if isinstance(draws, PrivateDraws) or draws is not GLOBAL:
+        if draws is not GLOBAL:
             states = None if remote else draws.save()
             try:
                 return self._read(request, draws)
@@ -166,6 +122,12 @@ class RowFetch(_Fetch):
             return self._seeding.run(lambda draws: self._read(request, draws))
 
     def _read(self, request: Request, draws: Draws) -> Result:
+        try:
+            return Result(request, self._batch(request, draws))
+        except StopIteration as error:  # which would end the epoch
+            raise RuntimeError(f"the dataset or the collate function raised {error!r}") from error
+
+    def _batch(self, request: Request, draws: Draws) -> Any:
         keys = request.keys if self.batched else [request.keys]
         positions = np.arange(request.start, request.start + max(len(keys), 1), dtype=np.int64)
         # Below 2^63, so that torch.initial_seed() fits into a tensor.
@@ -180,8 +142,9 @@ class RowFetch(_Fetch):
                 cell[worker_status.PLACE] = slot
                 draws.seed(seed)
                 samples.append(self.dataset[key])
+        begin_sample(None)
         worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
-        return Result(request, self.collate(samples if self.batched else samples[0]))
+        return self.collate(samples if self.batched else samples[0])
 
 
 @dataclass
@@ -207,7 +170,7 @@ class PartFetch(_Fetch):
     _at: tuple[int, int] = (-1, 0)  # epoch, step of the next batch
     _records: Iterator[Any] = field(default_factory=lambda: iter(()))
 
-    def make(self, request: Request, draws: Draws) -> Result:
+    def __call__(self, request: Request, draws: Draws = GLOBAL) -> Result:
         seed = request.seed + self.part
         info = WorkerInfo(id=self.part, num_workers=self.parts, seed=seed, dataset=self.dataset)
         with worker_info(info if self.parts else None):
@@ -257,10 +220,10 @@ class Position:
     parts: list[int] | None = None
     finished: bool = False
 
-    def add(self, result: Result, part: int) -> None:
-        self.ahead.append(self.step if self.parts else result.request.step)
+    def add(self, request: Request) -> None:
+        self.ahead.append(self.step if self.parts else request.step)
         if self.parts:
-            self.parts[part] = result.request.step + 1
+            self.parts[request.start] = request.step + 1
         while self.step in self.ahead:
             self.ahead.remove(self.step)
             self.step += 1
@@ -312,8 +275,6 @@ class DataLoader(torch_data.DataLoader[Sample]):
                 "threads cannot divide an IterableDataset, which sees one get_worker_info() for "
                 "the whole process; use backend='process', or num_workers=0"
             )
-        if worker_timeout < 0:
-            raise ValueError(f"worker_timeout={worker_timeout} is below 0, which is never")
         self.seed, self.backend, self.worker_timeout = seed, backend, worker_timeout
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._drawn = seed
@@ -333,8 +294,6 @@ class DataLoader(torch_data.DataLoader[Sample]):
         rank = distributed.get_rank() if distributed.is_initialized() else 0
         seed = (hash64(key, "rank", rank) if rank else key) >> 1
         pin = self.pin_memory and has_accelerator()
-        if self.pin_memory and not pin:
-            warnings.warn("pin_memory=True has no effect: no accelerator is found", stacklevel=2)
         if self.is_stream and at.parts is None:
             at.parts = [0] * max(self.num_workers, 1)
         parts = at.parts or []
@@ -342,15 +301,13 @@ class DataLoader(torch_data.DataLoader[Sample]):
         if not backends or (parts and len(backends) != len(parts)):
             backends = self._opened(seed, parts, pin)
         self._kept = backends if self.persistent_workers else []
-        requests: list[Iterator[Any]] = [
-            (Request(at.epoch, step, seed, number) for step in count(done))
-            for number, done in enumerate(parts)
-        ]
+
+        def of_part(part: int, done: int) -> Iterator[Request]:
+            return (Request(at.epoch, step, seed, part) for step in count(done))
+
+        requests = [of_part(*part) for part in enumerate(parts)]
         epoch = requests or [self._rows(at, key, seed)]
-        # torch's, once len() was asked.
-        told = getattr(self, "_IterableDataset_len_called", None)
-        claimed = None if told is None else len(self)
-        return EpochIterator(at, backends, epoch, not self.persistent_workers, pin, claimed)
+        return EpochIterator(at, backends, epoch, not self.persistent_workers, pin)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Batches of any epoch from step `start` on; an iterable dataset is read up to there."""
@@ -520,19 +477,14 @@ class DataLoader(torch_data.DataLoader[Sample]):
         return self.__dict__ | {"_latest": None, "_kept": []}
 
 
-class WorkersLostError(WorkerError, RuntimeError):
-    """Workers died or hung again and again; a RuntimeError, as torch raises."""
-
-
 class EpochIterator(Iterator[Any]):
-    """The iterator over one epoch.
+    """The iterator over one epoch; its workers are at work when it is made.
 
     Args:
         at: what was delivered; follows along.
         backends: executors of the epoch, each with its `requests`.
         closes: close them at the end.
         pin: put batches into page-locked memory where executors have not.
-        claimed: batches that `len()` has promised of an iterable dataset.
     """
 
     def __init__(
@@ -542,89 +494,52 @@ class EpochIterator(Iterator[Any]):
         requests: list[Iterator[Any]],
         closes: bool,
         pin: bool,
-        claimed: int | None,
     ) -> None:
-        self._at, self._backends, self._claimed = at, backends, claimed
-        self._open = ExitStack()
-        self._pin = pin and not backends[0].pins
+        self._backends, self._open = backends, ExitStack()
         for backend in backends if closes else ():
             self._open.callback(backend.close)
-        try:
+        with self._open:
             runs = [
                 self._open.enter_context(backend.run(asked))
                 for backend, asked in zip(backends, requests, strict=True)
             ]
-        except BaseException:
-            self.close()
-            raise
-        self._results: Iterator[Any] = _in_turn(runs, at.parts or [0])
+            self._open = self._open.pop_all()
+        self._batches = _batches(at, runs, pin and not backends[0].pins, self._open)
 
     def __next__(self) -> Any:
-        try:
-            part, result = next(self._results)
-        except StopIteration:
-            self._at.finished = True
-            self.close()
-            raise
-        except BaseException as error:
-            self.close()
-            if isinstance(error, WorkerError):
-                raise _lost(error) from None
-            raise
-        if isinstance(result, Failure):
-            raise _lost(result.error) from None
-        self._at.add(result, part)
-        if self._claimed is not None and self._at.step > self._claimed:
-            warnings.warn(
-                f"Length of IterableDataset was reported to be {self._claimed} batches, and "
-                f"{self._at.step} have been fetched: its __iter__ has to divide itself by "
-                "get_worker_info(), or each worker gives all of it",
-                stacklevel=2,
-            )
-            self._claimed = None
-        if self._pin and result.error is None:
-            result.pin_memory()
-        return result.get()
+        return next(self._batches)
 
     @property
     def _workers(self) -> list[Any]:
         """The worker processes, by torch's name for them."""
         return [worker for b in self._backends for worker in getattr(b, "workers", list)()]
 
-    def close(self) -> None:
-        """End it; workers that are not kept end, too."""
-        self._results = iter(())
+    def __del__(self) -> None:
         self._open.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_open"):
-            self.close()
 
-
-def _in_turn(runs: list[Iterator[Any]], first: list[int]) -> Iterator[tuple[int, Any]]:
-    """A batch of each part in turn, from those numbers on; parts that have ended are left out."""
-    first, live = list(first), dict(enumerate(runs))
-    for number in count(min(first)):
-        for part in [part for part in live if number >= first[part]]:
-            result = next(live[part], None)
-            if result is None or getattr(result, "ended", False):
-                del live[part]
-            else:
-                yield part, result
-        if not live:
-            return
-
-
-def _lost(error: Exception) -> Exception:
-    """The error where workers could not make a batch, in torch's words, which programs look for."""
-    died: Any = getattr(error, "died", None)
-    if died is None:
-        return WorkersLostError(str(error)) if isinstance(error, WorkerError) else error
-    pid, code = died
-    how = f"exited unexpectedly with exit code {code}"
-    if code < 0:
-        how = f"is killed by signal: {signal.strsignal(-code)}"
-    said = (
-        f"DataLoader worker (pid(s) {pid}) exited unexpectedly: DataLoader worker (pid {pid}) {how}"
-    )
-    return WorkersLostError(f"{said}\n{error}")
+def _batches(
+    at: Position, runs: list[Iterator[Any]], pin: bool, opened: ExitStack
+) -> Iterator[Any]:
+    """Batches as they come, of each part in turn."""
+    first, live = list(at.parts or [0]), dict(enumerate(runs))
+    with opened:
+        for number in count(min(first)):
+            for part in [part for part in live if number >= first[part]]:
+                try:
+                    result = next(live[part], None)
+                    if isinstance(result, Failure):
+                        raise result.error
+                except WorkerError as error:
+                    pid = error.died[0] if error.died else "none"
+                    # torch's words, which programs look for
+                    text = f"DataLoader worker (pid(s) {pid}) exited unexpectedly\n{error}"
+                    raise RuntimeError(text) from None
+                if result is None or result.ended:
+                    del live[part]
+                    continue
+                at.add(result.request)
+                yield pin_memory(result.value) if pin else result.value
+            if not live:
+                break
+    at.finished = True

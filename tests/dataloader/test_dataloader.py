@@ -459,14 +459,9 @@ def test_the_last_batch_of_every_worker_can_be_dropped():
     assert batches == theirs(Divided(), 4, num_workers=3, drop_last=True)
 
 
-def test_what_does_not_divide_itself_comes_once_a_worker_with_a_warning_after_len():
+def test_what_does_not_divide_itself_comes_once_a_worker():
     assert everything(Undivided(3), None, num_workers=2) == [0, 0, 1, 1, 2, 2]
-    loader = DataLoader(Undivided(4, claimed=3), 2)
-    assert len(loader) == 2
-    loader = DataLoader(Undivided(4, claimed=4), 2, num_workers=2)
-    assert len(loader) == 2
-    with pytest.warns(UserWarning, match="get_worker_info"):
-        assert len(list(loader)) == 4
+    assert len(list(DataLoader(Undivided(4, claimed=4), 2, num_workers=2))) == 4
 
 
 def test_a_worker_init_fn_can_divide_the_dataset():
@@ -581,14 +576,6 @@ def test_our_own_arguments_are_checked():
         DataLoader(Squares(), backend="fiber")
     with pytest.raises(ValueError, match="threads cannot divide"):
         DataLoader(Divided(), num_workers=2, backend="thread")
-
-
-def test_pinning_without_an_accelerator_warns_and_continues():
-    if torch.accelerator.is_available():
-        pytest.skip("there is one")
-    with pytest.warns(UserWarning, match="pin_memory=True has no effect"):
-        batch = next(iter(DataLoader(Squares(), 4, pin_memory=True)))
-    assert batch.tolist() == [0, 1, 4, 9]
 
 
 # Workers.
@@ -721,8 +708,9 @@ def test_copies_of_a_loader_begin_their_own_epochs():
 
 @pytest.mark.parametrize("error", [ValueError, KeyError, FileNotFoundError, ZeroDivisionError])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_comes_in_its_own_type_and_the_next_batch_after_it(error, workers):
-    batches = iter(DataLoader(Failing(error), 2, num_workers=workers))
+def test_an_error_comes_in_its_own_type_and_the_epoch_is_not_over_in_the_state(error, workers):
+    loader = DataLoader(Failing(error), 2, num_workers=workers)
+    batches = iter(loader)
     assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
     with pytest.raises(error) as caught:
         next(batches)
@@ -730,7 +718,8 @@ def test_an_error_comes_in_its_own_type_and_the_next_batch_after_it(error, worke
     if workers:
         assert re.search("DataLoader worker process [01]", str(caught.value))
         assert "in __getitem__" in str(caught.value)
-    assert next(batches).tolist() == [6, 7]
+    assert next(batches, None) is None
+    assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (0, 2)
 
 
 @pytest.mark.thorough
