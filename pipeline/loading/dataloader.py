@@ -19,6 +19,7 @@ Cost beside torch's: about 10 us a batch, and 8 us a sample where something draw
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from copy import copy, deepcopy
@@ -283,6 +284,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
         self._loaded = False  # `_next` comes from a state
         self._told = self._difference = 0  # see `_agreed`
         self._kept: list[Backend] = []  # of persistent workers
+        self._running: weakref.ref[EpochIterator] | None = None
 
     # The iterator is ours, where torch's signature names a private class of its own.
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -297,7 +299,9 @@ class DataLoader(torch_data.DataLoader[Sample]):
         if self.is_stream and at.parts is None:
             at.parts = [0] * max(self.num_workers, 1)
         parts = at.parts or []
-        backends = self._kept
+        # Workers go through one epoch at a time.
+        running = self._running and self._running()
+        backends = [] if running is not None and not running.ended else self._kept
         if not backends or (parts and len(backends) != len(parts)):
             backends = self._opened(seed, parts, pin)
         self._kept = backends if self.persistent_workers else []
@@ -307,7 +311,9 @@ class DataLoader(torch_data.DataLoader[Sample]):
 
         requests = [of_part(*part) for part in enumerate(parts)]
         epoch = requests or [self._rows(at, key, seed)]
-        return EpochIterator(at, backends, epoch, not self.persistent_workers, pin)
+        made = EpochIterator(at, backends, epoch, not self.persistent_workers, pin)
+        self._running = weakref.ref(made)
+        return made
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Batches of any epoch from step `start` on; an iterable dataset is read up to there."""
@@ -474,7 +480,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies, which begin their own epochs."""
-        return self.__dict__ | {"_latest": None, "_kept": []}
+        return self.__dict__ | {"_latest": None, "_kept": [], "_running": None}
 
 
 class EpochIterator(Iterator[Any]):
@@ -495,7 +501,7 @@ class EpochIterator(Iterator[Any]):
         closes: bool,
         pin: bool,
     ) -> None:
-        self._backends, self._open = backends, ExitStack()
+        self._at, self._backends, self._open = at, backends, ExitStack()
         for backend in backends if closes else ():
             self._open.callback(backend.close)
         with self._open:
@@ -508,6 +514,10 @@ class EpochIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         return next(self._batches)
+
+    @property
+    def ended(self) -> bool:
+        return self._at.finished
 
     @property
     def _workers(self) -> list[Any]:

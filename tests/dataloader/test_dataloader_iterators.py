@@ -239,3 +239,11 @@ def test_a_stream_resumes_in_the_epoch_that_it_was_told(dataset):
     resumed = DataLoader(dataset(), 3)
     resumed.load_state_dict(state)
     assert plain(list(resumed)) == found[1][1:]
+
+
+def test_persistent_workers_serve_two_iterators_at_once():
+    loader = DataLoader(Squares(), 5, num_workers=1, persistent_workers=True)
+    older = iter(loader)
+    first = next(older).tolist()
+    whole = plain(list(loader))
+    assert [first, *plain(list(older))] == whole
