@@ -200,9 +200,6 @@ class PartFetch(_Fetch):
         self._at = request.epoch, 0
         self._records = forwards(iter(self.dataset))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_records": iter(()), "_at": (-1, 0)}
-
 
 @dataclass
 class Position:
@@ -276,8 +273,8 @@ class DataLoader(torch_data.DataLoader[Sample]):
                 "threads cannot divide an IterableDataset, which sees one get_worker_info() for "
                 "the whole process; use backend='process', or num_workers=0"
             )
-        self.seed, self.backend, self.worker_timeout = seed, backend, worker_timeout
-        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.seed, self.backend = seed, backend
+        self.worker_timeout, self.snapshot_every_n_steps = worker_timeout, snapshot_every_n_steps
         self._drawn = seed
         self._next = Position(0)  # where the next iterator begins
         self._latest: Position | None = None  # of the iterator that was made last
@@ -301,7 +298,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
         parts = at.parts or []
         # Workers go through one epoch at a time.
         running = self._running and self._running()
-        backends = [] if running is not None and not running.ended else self._kept
+        backends = [] if running is not None and not running.at.finished else self._kept
         if not backends or (parts and len(backends) != len(parts)):
             backends = self._opened(seed, parts, pin)
         self._kept = backends if self.persistent_workers else []
@@ -335,8 +332,12 @@ class DataLoader(torch_data.DataLoader[Sample]):
         at = self._latest
         if at is None or at.finished or at.step == self.steps():
             at = self._next
-        state = asdict(at) | {"version": STATE_VERSION, "seed": self._seed()}
-        return state | {"of": self._identity()}
+        return {
+            **asdict(at),
+            "version": STATE_VERSION,
+            "seed": self._seed(),
+            "of": self._identity(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iterator continue from `state`.
@@ -359,8 +360,8 @@ class DataLoader(torch_data.DataLoader[Sample]):
             raise ValueError(
                 f"the state is of another DataLoader, whose steps are others: {different}"
             )
-        known = {name: state[name] for name in ("epoch", "step", "ahead", "parts")}
-        self._next, self._latest, self._loaded = Position(**deepcopy(known)), None, True
+        at = [deepcopy(state[name]) for name in ("epoch", "step", "ahead", "parts")]
+        self._next, self._latest, self._loaded = Position(*at), None, True
         self._drawn, self._kept = state["seed"], []
         self._tell(self._next.epoch)
 
@@ -501,7 +502,7 @@ class EpochIterator(Iterator[Any]):
         closes: bool,
         pin: bool,
     ) -> None:
-        self._at, self._backends, self._open = at, backends, ExitStack()
+        self.at, self._backends, self._open = at, backends, ExitStack()
         for backend in backends if closes else ():
             self._open.callback(backend.close)
         with self._open:
@@ -514,10 +515,6 @@ class EpochIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         return next(self._batches)
-
-    @property
-    def ended(self) -> bool:
-        return self._at.finished
 
     @property
     def _workers(self) -> list[Any]:
@@ -541,10 +538,11 @@ def _batches(
                     if isinstance(result, Failure):
                         raise result.error
                 except WorkerError as error:
-                    pid = error.died[0] if error.died else "none"
+                    died = f"(pid(s) {error.died[0]})" if error.died else ""
                     # torch's words, which programs look for
-                    text = f"DataLoader worker (pid(s) {pid}) exited unexpectedly\n{error}"
-                    raise RuntimeError(text) from None
+                    raise RuntimeError(
+                        f"DataLoader worker {died} exited unexpectedly\n{error}"
+                    ) from None
                 if result is None or result.ended:
                     del live[part]
                     continue
