@@ -104,7 +104,7 @@ def stream(buffer: int) -> Callable[[Path], Epoch]:
         from penstock.addons.tables.parquet_stream import ParquetStream
         from penstock.loading.collate import Stack
         from penstock.loading.loader import Loader
-        from penstock.loading.stream_fetch import StreamFetch
+        from penstock.loading.stream import StreamFetch
         from penstock.order.plan import StreamOrder, StreamPlan
 
         dataset = ParquetStream(str(root / "parquet" / "numbers"), val_fraction=0.0)

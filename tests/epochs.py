@@ -1,9 +1,10 @@
 """Batches of a dataset by their digests, for tests that read the same data in several ways."""
 
 from penstock.loading.collate import List
-from penstock.loading.fetch import Fetch, hash_of_rows, row_hashes
+from penstock.loading.digests import hash_of_rows, row_hashes
+from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
-from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.stream import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan, StreamOrder, StreamPlan, is_stream
 from penstock.order.samplers import Random

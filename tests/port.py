@@ -28,10 +28,11 @@ from penstock.distributed.world import World, from_environment, is_launched
 from penstock.errors import ConfigError
 from penstock.loading.bad_samples import Budget, SampleError, rule
 from penstock.loading.collate import Stack
+from penstock.loading.digests import batch_hash, hash_of_rows, row_hashes
 from penstock.loading.facts import table_of
-from penstock.loading.fetch import Fetch, batch_hash, hash_of_rows, row_hashes
+from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
-from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.stream import StreamFetch
 from penstock.loading.workers.backends import WorkerError
 from penstock.loading.workers.options import LoaderOptions as Options
 from penstock.order.keys import hash64, hash64_array

@@ -17,17 +17,14 @@ import numpy as np
 import torch
 
 from penstock.build.data import DataParts, Split
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 from penstock.files.encoded import EncodedImage
-from penstock.loading.bad_samples import BadSampleError, path_of
+from penstock.loading.bad_samples import path_of
 from penstock.loading.batch import Batch
-from penstock.loading.fetch import Fetch, hash_sample
-from penstock.loading.stage_timer import StageTimer
-from penstock.loading.stream_fetch import StreamFetch
-from penstock.order.keys import sample_keys
-from penstock.order.plan import Request
-from penstock.order.randomness import Draws
-from penstock.tasks.check import Suspicious, make_loader
+from penstock.loading.digests import hash_sample
+from penstock.loading.fetch import Samples
+from penstock.loading.stream import StreamFetch
+from penstock.tasks.check import Check, make_loader
 from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, put, watched
 
@@ -86,22 +83,20 @@ def _marks(split: Split) -> Marks:
     return marks
 
 
-class _Marking(Fetch):
-    """Makes batches of hashes instead of fields."""
+class _Marking(Check):
+    """Makes batches of hashes instead of fields, of samples before their transforms."""
 
     target = ""
 
-    def work(self, request: Request, rows: Any, draws: Draws, timer: StageTimer) -> Batch:
-        reader = Suspicious(self.recipe, request, rows, None, draws, timer)
-        keys = sample_keys(self.seed, request.epoch, request.positions).tolist()
-        made: list[tuple[int, int, int]] = []
-        for slot, key in enumerate(keys):
-            draws.seed(key)
-            try:
-                sample = reader.sample(slot, as_read=True)
-                made.append((int(request.indices[slot]), *_hashes(sample, self.target)))
-            except (BadSampleError, TypeError):  # the check has said so; or it is no plain data
-                continue
+    def __post_init__(self) -> None:
+        self.transform = None
+        super().__post_init__()
+
+    def batch_of(self, samples: Samples, warnings: Mapping[str, str]) -> Batch:
+        request, made = samples.request, list[tuple[int, int, int]]()
+        for row, sample in zip(samples.indices, samples.made, strict=True):
+            with suppress(DataError, TypeError):  # the check has said so; or it is no plain data
+                made += [] if sample is None else [(row, *_hashes(sample, self.target))]
         marks = torch.from_numpy(np.array(made, np.int64).reshape(-1, 3))
         return Batch({"marks": marks}, request, np.arange(len(request)))
 

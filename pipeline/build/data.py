@@ -415,7 +415,7 @@ class Split:
         )
         kind: Callable[..., Fetch] = Fetch
         if isinstance(plan, StreamPlan):
-            from penstock.loading.stream_fetch import StreamFetch
+            from penstock.loading.stream import StreamFetch
 
             kind = partial(
                 StreamFetch,

@@ -16,7 +16,7 @@ from penstock.config.targets import called, make
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.order.keys import hash64
-from penstock.order.randomness import scope, seed_global
+from penstock.order.seeding import scope, seed_global
 from penstock.training.objective_base import Objective
 from penstock.training.own_objective import adapted
 from penstock.training.own_steps import Optimizers, say_unused_steps

@@ -41,9 +41,7 @@ from penstock.loading.workers.options import LoaderOptions
 from penstock.order.address import Addressed
 from penstock.order.keys import begin_sample, hash64, sample_keys
 from penstock.order.plan import forwards
-from penstock.order.private_generators import PrivateGenerators
-from penstock.order.randomness import GLOBAL, Draws, scope, seed_global
-from penstock.order.seeding import Seeding
+from penstock.order.seeding import Seeding, scope, seed_global
 from penstock.torch_internals import WorkerInfo, pin_memory, worker_info
 
 STATE_VERSION = 2
@@ -83,8 +81,8 @@ class _Fetch:
     seed = 0
     transform: ClassVar[None] = None
     batch_transform: ClassVar[None] = None
-    repeat_checked = True
-    in_turn = draws_nothing = leaves_generators = False
+    compared = True
+    in_turn = draws_nothing = False
     dataset: Any
 
     def dataset_of_worker(self) -> Any:
@@ -103,45 +101,53 @@ class RowFetch(_Fetch):
     dataset: Any
     collate: Callable[[Any], Any]
     batched: bool
-    leaves_generators: ClassVar[bool] = True  # it puts them back in the main process
-    _seeding: Seeding = field(default_factory=Seeding, repr=False)
 
     def __post_init__(self) -> None:
-        self._own = PrivateGenerators({"dataset": self.dataset, "collate": self.collate})
+        self._seeding = Seeding({"dataset": self.dataset, "collate": self.collate})
 
-    def __call__(self, request: Request, draws: Draws = GLOBAL) -> Result:
-        draws, remote = self._own.beside(draws, request.epoch), get_worker_info() is not None
-        if draws is not GLOBAL:
-            states = None if remote else draws.save()
-            try:
-                return self._read(request, draws)
-            finally:
-                if states is not None:
-                    draws.restore(states)
-        # The training loop draws from the same generators.
-        with nullcontext() if remote or self._seeding.draws is False else scope():
-            return self._seeding.run(lambda draws: self._read(request, draws))
+    def __call__(self, request: Request) -> Result:
+        if self.draws_nothing:
+            return self._read(request, begin_sample)
+        before: dict[str, Any] = {}  # in the main process others may draw from them, too
 
-    def _read(self, request: Request, draws: Draws) -> Result:
+        def make() -> Result:
+            if get_worker_info() is None and not before:
+                before.update(self._seeding.states())
+            return self._read(request, self._seeding.seed)
+
         try:
-            return Result(request, self._batch(request, draws))
+            return self._seeding.run(make, request.epoch)
+        finally:
+            self._seeding.restore(before)
+
+    def first_of_threads(self, request: Request) -> Result:
+        """As `Fetch.first_of_threads`."""
+        with scope():
+            result = self(request)
+        self._seeding.refuse_threads()
+        self.draws_nothing = True
+        return result
+
+    def _read(self, request: Request, begin: Callable[[int], None]) -> Result:
+        try:
+            return Result(request, self._batch(request, begin))
         except StopIteration as error:  # which would end the epoch
             raise RuntimeError(f"the dataset or the collate function raised {error!r}") from error
 
-    def _batch(self, request: Request, draws: Draws) -> Any:
+    def _batch(self, request: Request, begin: Callable[[int], None]) -> Any:
         keys = request.keys if self.batched else [request.keys]
         positions = np.arange(request.start, request.start + max(len(keys), 1), dtype=np.int64)
         # Below 2^63, so that torch.initial_seed() fits into a tensor.
         seeds = [key >> 1 for key in sample_keys(request.seed, 0, positions).tolist()]
         if self.batched and (many := getattr(self.dataset, "__getitems__", None)):
-            draws.seed(seeds[0])
+            begin(seeds[0])
             samples = many(keys)
         else:
             samples, cell = [], worker_status.current.cell
             cell[worker_status.STAGE] = worker_status.READ
             for slot, (key, seed) in enumerate(zip(keys, seeds, strict=False)):
                 cell[worker_status.PLACE] = slot
-                draws.seed(seed)
+                begin(seed)
                 samples.append(self.dataset[key])
         begin_sample(None)
         worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
@@ -171,15 +177,15 @@ class PartFetch(_Fetch):
     _at: tuple[int, int] = (-1, 0)  # epoch, step of the next batch
     _records: Iterator[Any] = field(default_factory=lambda: iter(()))
 
-    def __call__(self, request: Request, draws: Draws = GLOBAL) -> Result:
+    def __call__(self, request: Request) -> Result:
         seed = request.seed + self.part
         info = WorkerInfo(id=self.part, num_workers=self.parts, seed=seed, dataset=self.dataset)
         with worker_info(info if self.parts else None):
             if self._at[0] != request.epoch or self._at[1] > request.step:
-                self._open(request, draws)
+                self._open(request)
             for step in range(self._at[1], request.step + 1):
                 self._at = request.epoch, step + 1
-                draws.seed(hash64(request.seed, "part", self.part, step) >> 1)
+                self._seed(request, step)
                 samples = list(islice(self._records, self.size or 1))
                 if len(samples) < (self.size or 1):
                     self._records = iter(())  # another look at an ended iterator may begin it anew
@@ -188,8 +194,8 @@ class PartFetch(_Fetch):
             worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
             return Result(request, self.collate(samples if self.size else samples[0]))
 
-    def _open(self, request: Request, draws: Draws) -> None:
-        draws.seed(hash64(request.seed, "part", self.part, 0) >> 1)
+    def _open(self, request: Request) -> None:
+        self._seed(request, 0)
         if self._at[0] < 0 and self.parts and self.init is not None:
             self.init(self.part)
         if isinstance(self.dataset, torch_data.IterDataPipe):  # as torch's workers do
@@ -199,6 +205,11 @@ class PartFetch(_Fetch):
                 torch_data.graph_settings.apply_sharding(self.dataset, self.parts, self.part)
         self._at = request.epoch, 0
         self._records = forwards(iter(self.dataset))
+
+    def _seed(self, request: Request, step: int) -> None:
+        key = hash64(request.seed, "part", self.part, step) >> 1
+        begin_sample(key)
+        seed_global(key)
 
 
 @dataclass

@@ -1,56 +1,65 @@
-"""Request to batch: the one function that every backend runs.
+"""Request to batch: the one function that every executor runs.
 
-Where samples need no more than decoding, the batch is made at once (whole_batches.py). Else:
-
-1. Read each row and transform it (sample_reader.py), with the generators seeded from the sample's
-   key (seed, epoch, position), as far as dataset and transform draw from them (order/seeding.py),
-   and with those that they hold (order/private_generators.py).
-2. Collate the samples, and transform the batch where that is to be done here.
-3. Make two samples of the first batch again, to see that they are the same (repeatable.py).
+1. A batch that can be had at once (whole.py) is made so: gathered, or decoded together.
+2. Else each row is seeded by its key (seed, epoch, position), read, named and transformed. What is
+   bad is left out or replaced (bad_samples.py).
+3. The samples are collated, and the batch is transformed where that is to be done here.
 
 A `Fetch` is a plain callable that can be pickled; it knows nothing of workers, ranks or devices.
-Cost beside the data's own: about 10 us a sample for seeding where something draws, 30 us a batch.
+Cost beside the data's own: 30 us a batch and 1 us a sample, and what `order/seeding.py` says.
 """
 
 from __future__ import annotations
 
-import hashlib
-import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
+from torch.utils.data import Subset
 
 from penstock.errors import DataError
-from penstock.files.encoded import EncodedImage, notices
+from penstock.files.encoded import notices
 from penstock.loading import output, worker_status
 from penstock.loading.bad_samples import (
+    ATTEMPTS,
     RAISE,
     BadSampleError,
     BadSamples,
+    LeftOut,
+    SampleError,
+    Stage,
     Substitutes,
     explained,
+    in_one_line,
+    is_bad,
+    path_of,
 )
-from penstock.loading.bad_samples import SampleError as SampleError  # also public from here
 from penstock.loading.batch import Batch
-from penstock.loading.collate import Mismatch, kinds_of, plain
+from penstock.loading.collate import Mismatch, kinds_of
+from penstock.loading.digests import hash_sample
 from penstock.loading.facts import own_row, sample_name
-from penstock.loading.fields import NAMELESS, Fields, OwnCollate
-from penstock.loading.sample_reader import Recipe, SampleReader
+from penstock.loading.fields import NAMELESS, Fields, OwnCollate, Restore, restorer
 from penstock.loading.stage_timer import StageTimer
-from penstock.loading.whole_batches import NotAtOnceError, WholeBatches
-from penstock.order.keys import IntArray, begin_sample, sample_keys
+from penstock.loading.whole import NotAtOnceError, WholeBatches
+from penstock.order.keys import IntArray, KeyArray, begin_sample, sample_keys
 from penstock.order.plan import Request
-from penstock.order.private_generators import PrivateGenerators
-from penstock.order.randomness import GLOBAL, Draws
-from penstock.order.seeding import UNSEEDED, Seeding
+from penstock.order.seeding import Seeding, scope, watch
 
 if TYPE_CHECKING:
     from penstock.protocols import Collate, Transform
+
+_ADVICE = (
+    "Something that has no seed decides it: a generator made anew at each call, or kept in a "
+    "module, a class or a closure; the clock, the system's random numbers, a counter; or a step "
+    "that changes what the dataset keeps. So batches depend on who makes them, and no run, resumed "
+    "or repeated, gives them again. Draw from `random`, `numpy.random` or torch, or from a "
+    "generator that is kept as an attribute: these are seeded for each sample"
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -68,14 +77,17 @@ class Fetch:
 
     Attributes:
         traced: batches have a `trace` of when and where they were worked on.
-        recipe: what samples are made of.
+        at_once: batches may be made without samples, so that `batch_of` is not called.
         in_turn: requests are dealt to workers, and not taken by any free worker.
-        repeat_checked: samples of a first batch were made twice and compared, or need not be.
-        draws_nothing: no code that makes a batch draws.
-        leaves_generators: in this process they stand after a batch where they stood.
+        draws_nothing: no code that makes a sample draws from a generator, as its parts declare
+            (`draws = False`, `keyed = True`) or `first_of_threads` has seen. Nothing is seeded
+            then, and threads may share it.
+        compared: the first sample was made twice and compared, or need not be.
+        gathers: the dataset makes whole batches, and nothing follows.
     """
 
     in_turn: ClassVar[bool] = False
+    at_once: ClassVar[bool] = True
 
     dataset: Any  # MapDataset | StreamDataset
     transform: Transform | None
@@ -88,168 +100,113 @@ class Fetch:
     traced: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        keyed = getattr(self.transform, "keyed", self.transform is None)
-        self._keyed = keyed and not getattr(self.dataset, "draws", True)
-        self.repeat_checked = self._keyed
-        self._seeding = Seeding()
-        named = {f"transform.{name}": step for name, step in self._steps().items()}
-        self._own = PrivateGenerators({"dataset": self.dataset, **named, "collate": self.collate})
-        self._order = getattr(self.collate, "order", None)
-        self._restores = isinstance(self.collate, OwnCollate)
-        self.recipe = Recipe(
-            self.dataset,
-            self.transform,
-            self.collate,
-            self.hashed,
-            self.bad,
-            self.fields,
+        transform, collate = self.transform, self.collate
+        steps = {} if transform is None else getattr(transform, "steps", {"transform": transform})
+        parts = {f"transform.{name}": step for name, step in steps.items()}
+        self._seeding = Seeding({"dataset": self.dataset, **parts, "collate": collate})
+        self._seedings = [self._seeding]
+        ours = type(collate).__module__.startswith("penstock.") and type(collate) is not OwnCollate
+        self.draws_nothing = self.compared = not (
+            getattr(self.dataset, "draws", True)
+            or not getattr(transform, "keyed", transform is None)
+            or getattr(collate, "draws", not ours)
         )
-        self._whole = WholeBatches(self.recipe)
-        # Where nothing can draw, they need not be saved and put back: 30 us a batch.
-        plain = self._whole.reads and self.batch_transform is None
-        self.draws_nothing = self.leaves_generators = self._keyed and plain
-        self.gathers = plain and self._whole.usable
+        self._whole = WholeBatches(self)
+        self.gathers = self._whole.gathers and self.batch_transform is None
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """In a worker that was not forked."""
         self.__dict__.update(state)
         refuse_postscript()
 
-    def __call__(self, request: Any, draws: Draws = GLOBAL) -> Any:
+    def __call__(self, request: Any) -> Any:
         """The batch of `request`, or the end of a stream.
-
-        Args:
-            draws: the generators to put a sample's key into.
 
         Raises:
             DataError: a row cannot be read and is not to be left out, nothing could be read in its
                 place, or rows do not fit together.
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
-        draws = draws if self._keyed else self._own.beside(draws, request.epoch)
-        return self.with_notices(self.work(request, self.dataset, draws, StageTimer(self.traced)))
+        return self.made(request, self.dataset, StageTimer(self.traced))
 
-    def with_notices(self, batch: Batch) -> Batch:
-        """A batch whose warnings name what reading has lost of files so far in this process."""
-        if not notices:
-            return batch
-        # Boxes, masks or points, perhaps, of images that nobody has looked at before.
-        has_places = not hasattr(self.dataset, "check_turns") and any(
-            getattr(value[0] if isinstance(value, list) and value else value, "ndim", 0) in (2, 3)
-            for value in batch.values()
-        )
-        lost = {
-            f"lost {kind}": text for kind, text in notices.items() if kind != "turned" or has_places
-        }
-        return batch.replace(warnings={**batch.warnings, **lost})
+    def first_of_threads(self, request: Any) -> Any:
+        """The batch of `request`, made in this thread; from then on threads may make others.
 
-    def _steps(self) -> Mapping[str, Callable[[Any], Any]]:
-        if self.transform is None:
-            return {}
-        return getattr(self.transform, "steps", {"transform": self.transform})
+        Raises:
+            SharedGeneratorError: data code draws from what threads would share.
+        """
+        if self.draws_nothing:
+            return self(request)
+        with scope():
+            batch = self(request)
+        for seeding in self._seedings:
+            seeding.refuse_threads()
+        self.draws_nothing = True
+        return batch
 
     def dataset_of_worker(self) -> Any:
         """The dataset of `get_worker_info()` in a worker process, for `worker_init_fn`."""
         return self.dataset
 
-    def substitutes(self, rows: object) -> Substitutes | None:
+    def substitutes(self, rows: Any) -> Substitutes | None:
         """Rows that may take the place of bad ones."""
         return self.bad.substitutes
 
-    def work(self, request: Request, rows: Any, draws: Draws, timer: StageTimer) -> Batch:
+    def made(self, request: Request, rows: Any, timer: StageTimer) -> Batch:
         """The batch of `request` with its samples read from `rows`, by index."""
-        warnings: dict[str, str] = {}
-        keys = partial(sample_keys, self.seed, request.epoch, request.positions)
+        samples, warnings = Samples(self, request, rows, timer), dict[str, str]()
         if self._whole.usable:
             try:
-                fields, kinds = self._whole.make(request, rows, keys, draws, timer)
-                return self._finished(fields, request, np.arange(len(request)), timer, kinds=kinds)
+                fields, kinds = self._whole.make(samples)
+                return self._finished(fields, samples, kinds=kinds)
             except NotAtOnceError as error:
                 if str(error):
-                    warnings["slow"] = (
-                        f"batch {request.address} is made sample by sample, which takes longer: "
-                        f"{error}"
-                    )
-        make = partial(self._by_sample, request, rows, keys().tolist(), timer, warnings)
+                    slow = f"batch {request.address} is made sample by sample, which takes longer"
+                    warnings["slow"] = f"{slow}: {error}"
         try:
-            if self._keyed:
-                return make(UNSEEDED if draws is GLOBAL else draws)
-            checked = self.repeat_checked
-            batch = self._seeding.run(make) if draws is GLOBAL else make(draws)
-            if not self._own.refreshed and self._own.refresh():
-                self.repeat_checked = checked
-                batch = make(self._own.beside(draws, request.epoch))
+            if self.draws_nothing:
+                return self._by_sample(samples, begin_sample, warnings)
+            make = partial(self._by_sample, samples, self._seeding.seed, warnings)
+            batch = self._seeding.run(make, request.epoch)
+            self.compared = True
+            return batch
         finally:
             begin_sample(None)
-        if self.hashed and "unrepeatable" in batch.warnings:
-            raise SampleError(f"{batch.warnings['unrepeatable']}. A hash of it would say nothing")
-        return batch
 
     def _by_sample(
-        self,
-        request: Request,
-        rows: Any,
-        keys: list[int],
-        timer: StageTimer,
-        warnings: Mapping[str, str],
-        draws: Draws,
+        self, samples: Samples, seed: Callable[[int], None], warnings: Mapping[str, str]
     ) -> Batch:
-        with output.batch(len(request)):
-            reader = SampleReader(
-                self.recipe, request, rows, self.transform, draws, timer, self.substitutes
-            )
-            again = None
-            if not self.repeat_checked and self._own.is_foreign:
-                self.repeat_checked = True
-                from penstock.loading.repeatable import Again
-
-                with suppress(Exception):  # a record that cannot be copied
-                    again = Again(
-                        request,
-                        rows,
-                        self.recipe.reads_many,
-                        self.fields.named,
-                        self._steps(),
-                        keys,
-                        draws,
-                    )
-            samples: list[Any] = []
-            timer.lap("read")
-            bad: dict[int, BadSampleError] = {}
-            begin = begin_sample if self._keyed or draws is UNSEEDED else draws.seed
-            for slot, key in enumerate(keys):
-                begin(key)
+        with output.batch(len(samples.request)):
+            samples.begin(seed)
+            rows = None if self.compared else samples.copied_rows()
+            for slot, key in enumerate(samples.keys.tolist()):
+                seed(key)
                 try:
-                    samples.append(reader.sample(slot))
+                    samples.made.append(samples.make(slot))
                 except BadSampleError as error:
-                    samples.append(None)
-                    bad[slot] = error.kept()
-                timer.lap("transform")
-            if again is not None:
-                differs = again.difference(samples, bad, hash_sample)
-                if differs:
-                    warnings = {**warnings, "unrepeatable": differs}
+                    samples.made.append(None)
+                    samples.bad[slot] = error.kept()
+                if rows is not None and not slot and (unlike := samples.unlike(rows)):
+                    if self.hashed:
+                        raise SampleError(f"{unlike}. A hash of it would say nothing")
+                    warnings = {**warnings, "unrepeatable": unlike}
+                samples.timer.lap("transform")
             worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
-            reader.samples = reader.without(bad, samples, keys) if bad else samples
-            del samples  # they go when they are collated
-            return self._collated(reader, timer, warnings)
+            return self.batch_of(samples, warnings)
 
-    def _collated(
-        self, reader: SampleReader, timer: StageTimer, warnings: Mapping[str, str]
-    ) -> Batch:
-        samples = reader.taken_samples()
-        request, restore, places = reader.request, reader.restore, reader.places
-        as_given = (
-            [restore(sample) for sample in samples] if self._restores and restore else samples
-        )
-        reorder = None if self._order is None else self._order(as_given)
-        order = np.arange(len(samples)) if reorder is None else np.asarray(reorder)
-        if reorder is not None:
-            as_given = [as_given[slot] for slot in order]
-            samples = [samples[slot] for slot in order]
+    def batch_of(self, samples: Samples, warnings: Mapping[str, str]) -> Batch:
+        """The batch of samples that were made."""
+        places = samples.leave_out() if samples.bad else np.arange(len(samples.made))
+        request, made, collate = samples.request, samples.made, self.collate
+        restore = samples.restore if isinstance(collate, OwnCollate) else None
+        given = made if restore is None else [restore(sample) for sample in made]
+        own_order = getattr(collate, "order", lambda samples: None)(given)
+        order = np.arange(len(made)) if own_order is None else np.asarray(own_order)
+        if own_order is not None:
+            given, made = ([some[slot] for slot in order] for some in (given, made))
+        more = [] if request.parts is None else [request.parts]
         try:
-            parts, collate = request.parts, cast(Any, self.collate)
-            fields = dict(collate(as_given) if parts is None else collate(as_given, parts))
+            fields = dict(collate(given, *more))
         except Mismatch as error:
             pair = [int(request.indices[order[row]]) for row in error.rows]
             first, second = (sample_name(row, own_row(self.dataset, row)) for row in pair)
@@ -262,109 +219,233 @@ class Fetch:
         except Exception as error:
             own = own_row(self.dataset, int(request.indices[0]))
             raise explained(error, "collate", request, own=own) from error
-        hashes = None
-        if self.hashed:
-            hashes = [hash_sample(sample) for sample in samples]
-            if parts is not None:  # which tokens of it are in the batch, and in which block
-                hashes = [hash_sample([*both]) for both in zip(hashes, parts, strict=True)]
-        kinds = kinds_of(samples[0])
-        timer.lap("collate")
-        del as_given, samples
-        return self._finished(
-            fields,
-            request,
-            order,
-            timer,
-            places=None if places is None else places[order],
-            kinds=kinds,
-            hashes=hashes,
-            left_out=reader.left_out,
-            warnings=warnings,
-        )
+        hashes = [hash_sample(sample) for sample in made] if self.hashed else None
+        if hashes and more:  # which tokens of it are in the batch, and in which block
+            hashes = [hash_sample([*both]) for both in zip(hashes, *more, strict=True)]
+        kinds = kinds_of(made[0])
+        samples.timer.lap("collate")
+        samples.made, samples.early = [], None
+        del given, made  # their memory is free while the batch is transformed
+        about = {"places": places[order], "hashes": hashes, "left_out": samples.left_out}
+        return self._finished(fields, samples, order, kinds=kinds, warnings=warnings, **about)
 
     def _finished(
         self,
         fields: dict[str, Any],
-        request: Request,
-        order: IntArray,
-        timer: StageTimer,
+        samples: Samples,
+        order: IntArray | None = None,
         **attributes: Any,
     ) -> Batch:
         """The batch after its transforms, with the time that it took."""
-        if self.batch_transform is None:
-            trace = timer.trace() if self.traced else None
-            return Batch(fields, request, order, timing=timer.seconds, trace=trace, **attributes)
-        worker_status.report(worker_status.WHOLE, worker_status.BATCH)
-        batch = self.batch_transform(Batch(fields, request, order, **attributes))
-        timer.lap("batch")
-        return batch.replace(timing=timer.seconds, trace=timer.trace())
+        timer, request = samples.timer, samples.request
+        batch = Batch(fields, request, order, timing=timer.seconds, **attributes)
+        if self.batch_transform is not None:
+            worker_status.report(worker_status.WHOLE, worker_status.BATCH)
+            batch = self.batch_transform(batch)
+            timer.lap("batch")
+            batch = batch.replace(timing=timer.seconds)
+        if self.traced:
+            batch = batch.replace(trace=timer.trace())
+        if not notices:
+            return batch
+        # Boxes, masks or points, perhaps, of images that nobody has looked at before.
+        has_places = not hasattr(self.dataset, "check_turns") and any(
+            getattr(value[0] if isinstance(value, list) and value else value, "ndim", 0) in (2, 3)
+            for value in batch.values()
+        )
+        lost = {
+            f"lost {kind}": text for kind, text in notices.items() if kind != "turned" or has_places
+        }
+        return batch.replace(warnings={**batch.warnings, **lost})
+
+    def failed(self, error: Exception, stage: Stage, samples: Samples, slot: int) -> Exception:
+        """The error to raise for a sample that failed: it leaves the row out, or ends the run."""
+        if self.bad.on_error != "raise" and is_bad(error, stage):
+            return BadSampleError(in_one_line(error))
+        row = samples.indices[slot]
+        path, own = path_of(self.dataset, row), own_row(self.dataset, row)
+        on_error, way_out = self.bad.on_error, self.bad.way_out
+        return explained(error, stage, samples.request, slot, path, on_error, own, way_out)
 
 
-def batch_hash(batches: Iterable[Batch]) -> str:
-    """One hash over the global batch that `batches` are the shares of, in position order.
+class Samples:
+    """The samples of one request, read, named and transformed.
 
-    Padding counts nowhere, so the hash does not depend on how the batch was shared out. Batches
-    have to be fetched with `hashed=True`.
+    Args:
+        rows: what they are read from, by index.
+
+    Attributes:
+        request: what they belong to; after `leave_out`, without the bad ones.
+        indices: the rows that were asked for.
+        made: the samples so far, None in the place of a bad one.
+        bad: why samples are to be left out, by their places in the request.
+        left_out: the same for a person; bad padding is not listed.
+        restore: fields -> a sample as the dataset gives it; None for dicts.
+        early: rows that were read at once.
     """
-    return hash_of_rows(row for batch in batches for row in row_hashes(batch))
+
+    left_out: tuple[LeftOut, ...] = ()
+    restore: Restore | None = None
+    early: list[Any] | None = None
+
+    def __init__(self, fetch: Fetch, request: Request, rows: Any, timer: StageTimer) -> None:
+        self.fetch, self.request, self.rows, self.timer = fetch, request, rows, timer
+        self._asked = request
+        self.indices: list[int] = request.indices.tolist()
+        # torch's Subset only loops over `__getitem__` here, whose draws have keys of their own.
+        self._many = hasattr(rows, "__getitems__") and not isinstance(rows, Subset)
+        self._known, self._transform = fetch.bad.known, fetch.transform
+        self._cell = worker_status.current.cell
+
+    @cached_property
+    def keys(self) -> KeyArray:
+        """The keys of the samples, uint64[n]."""
+        request = self.request
+        return sample_keys(self.fetch.seed, request.epoch, request.positions)
+
+    def begin(self, seed: Callable[[int], None] = begin_sample) -> None:
+        """Read what can be read at once.
+
+        Args:
+            seed: begins a sample, given its key.
+        """
+        self.seed, self.made, self.bad = seed, list[Any](), dict[int, BadSampleError]()
+        self.request, self.early = self._asked, None
+        if not self._many or not self._known.keys().isdisjoint(self.indices):
+            return
+        read = partial(self.rows.__getitems__, list(self.indices))
+        try:
+            rows, drawn = (read(), []) if self.fetch.draws_nothing else watch(read)
+        except Exception:  # row by row it is found which one is to blame
+            return
+        if drawn:
+            raise SampleError(
+                f"{type(self.rows).__name__}.__getitems__ draws from {' and '.join(drawn)}; it "
+                "reads many samples at once, so its draws have no key. Draw in a transform instead"
+            )
+        self.early = [row if type(row) is dict else self._named(row) for row in rows]
+        self.timer.lap("read")
+
+    def read(self, slot: int, row: int | None = None, rows: Any = None) -> Any:
+        """The sample in `slot` before its transforms, or that of another row in its place.
+
+        Raises:
+            BadSampleError: it is to be left out.
+            DataError, SampleError: it ends the run.
+        """
+        cell = self._cell
+        cell[worker_status.PLACE], cell[worker_status.STAGE] = slot, worker_status.READ
+        if row is None:
+            if self.early is not None:
+                return self.early[slot]
+            row = self.indices[slot]
+        if row in self._known:
+            raise BadSampleError(self._known[row], known=True)
+        rows = self.rows if rows is None else rows
+        try:
+            sample = rows.__getitems__([row])[0] if self._many else rows[row]
+            return sample if type(sample) is dict else self._named(sample)
+        except Exception as error:
+            raise self.fetch.failed(error, "read", self, slot) from error
+
+    def make(self, slot: int, row: int | None = None) -> Any:
+        """The sample in `slot`, or that of another row in its place; raises as `read`."""
+        sample = self.read(slot, row)
+        self._cell[worker_status.STAGE] = worker_status.TRANSFORM
+        if self.early is None:
+            self.timer.lap("read")
+        if self._transform is None:
+            return sample
+        try:
+            return self._transform(sample)
+        except Exception as error:
+            raise self.fetch.failed(error, "transform", self, slot) from error
+
+    def copied_rows(self) -> Any:
+        """What the first row can be read from again; None where that cannot be."""
+        with suppress(Exception):  # a record that cannot be copied
+            copied = getattr(self.rows, "copied", lambda row: self.rows)
+            return copied(self.indices[0])
+        return None
+
+    def unlike(self, rows: Any) -> str:
+        """A message about the first sample if it differs when it is made again; else ""."""
+        with suppress(Exception):  # a bad one, or what has no hash
+            first = _digests(self.made[0])
+            self.seed(int(self.keys[0]))
+            # Of a copy: a step may write into a row that the dataset hands out again.
+            again = deepcopy(self.read(0, self.indices[0], rows))
+            again = _digests(again if self._transform is None else self._transform(again))
+            names = [repr(name) for name in first if first[name] != again.get(name)]
+            if names:
+                where = f"epoch {self.request.epoch}, position {self.request.positions[0]}"
+                return (
+                    f"sample {self.indices[0]} ({where}) has another {' and '.join(names)} when it "
+                    f"is made again. {_ADVICE}"
+                )
+        return ""
+
+    def leave_out(self) -> IntArray:
+        """Take the bad samples out, or put others in their places; the place of each that stays.
+
+        A share is never empty: where nothing would be left, its first row is replaced and becomes
+        padding, so that its rank takes part in the step.
+
+        Raises:
+            DataError: nothing could be read in a row's place.
+        """
+        request, bad = self.request, self.bad
+        substitute = self.fetch.bad.action == "substitute"
+        self.left_out = tuple(self._left_out(slot) for slot in bad if slot < request.valid)
+        places = [slot for slot in range(len(request)) if substitute or slot not in bad]
+        valid = sum(slot < request.valid for slot in places)
+        places = places or [0]
+        indices = request.indices.copy()
+        parts = None if request.parts is None else request.parts.copy()
+        for slot in bad.keys() & places:
+            indices[slot], self.made[slot] = self._substitute(slot)
+            if parts is not None:
+                parts[slot, 2] = -1  # another row has another length
+        self.made = [self.made[slot] for slot in places]
+        self.request = replace(
+            request,
+            positions=request.positions[places],
+            indices=indices[places],
+            valid=valid,
+            parts=None if parts is None else parts[places],
+        )
+        return np.array(places, dtype=np.int64)
+
+    def _named(self, sample: Any) -> dict[str, Any]:
+        self.restore = self.restore or restorer(sample)
+        return self.fetch.fields.named(sample)
+
+    def _left_out(self, slot: int) -> LeftOut:
+        row, position, error = self.indices[slot], int(self.request.positions[slot]), self.bad[slot]
+        dataset, address = self.fetch.dataset, self.request.address
+        path, action, own = path_of(dataset, row), self.fetch.bad.action, own_row(dataset, row)
+        return LeftOut(row, position, *address, path, error.cause, action, error.known, own)
+
+    def _substitute(self, slot: int) -> tuple[int, Any]:
+        """Row and sample for the place of a bad one; its draws are those of the place."""
+        spare = self.fetch.substitutes(self.rows)
+        for row in islice(spare.rows(self.request, slot) if spare else (), ATTEMPTS):
+            self.seed(int(self.keys[slot]))
+            with suppress(BadSampleError):
+                return row, self.make(slot, row)
+        raise DataError(
+            f"{str(self._left_out(slot)).rstrip('.')}. Nothing could be read in its place either "
+            f"({ATTEMPTS} attempts at most)"
+        )
 
 
-def row_hashes(batch: Batch) -> list[tuple[int, bytes]]:
-    """Position and hash of each row that counts."""
-    assert batch.hashes is not None, "the batch was not hashed"
-    valid = [True] * len(batch.hashes) if batch.valid is None else batch.valid.tolist()
-    triples = zip(batch.positions.tolist(), batch.hashes, valid, strict=True)
-    return [(position, digest) for position, digest, counts in triples if counts]
-
-
-def hash_of_rows(rows: Iterable[tuple[int, bytes]]) -> str:
-    """The hash of a batch from those of its rows, in any order."""
-    return hashlib.blake2b(b"".join(d for _, d in sorted(rows)), digest_size=16).hexdigest()
-
-
-def hash_sample(sample: Any) -> bytes:
-    """A hash (16 bytes) over field names, types, shapes and bytes, whatever the field order."""
-    digest = hashlib.blake2b(digest_size=16)
-    _feed(digest.update, sample)
-    return digest.digest()
-
-
-def _feed(update: Callable[[bytes], None], value: object) -> None:
-    """Feed a value in a form that tells every two different values apart."""
-    if isinstance(value, Mapping):
-        update(b"{%d" % len(value))
-        for key in sorted(value, key=str):
-            _feed(update, str(key))
-            _feed(update, value[key])
-    elif isinstance(value, torch.Tensor):
-        tensor = plain(value).detach().cpu().contiguous()
-        update(f"{str(tensor.dtype).removeprefix('torch.')}{tuple(tensor.shape)}".encode())
-        # bfloat16 and the float8 types have no numpy dtype, but their bytes do.
-        update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
-    elif isinstance(value, (np.ndarray, np.generic)):
-        array = np.ascontiguousarray(value)
-        update(f"{array.dtype}{np.shape(value)}".encode())
-        update(array.tobytes())
-    elif isinstance(value, (list, tuple)):
-        update(b"[%d" % len(value))
-        for item in value:
-            _feed(update, item)
-    elif isinstance(value, float):
-        update(b"f" + struct.pack("<d", value))
-    else:
-        data = value if isinstance(value, bytes) else _bytes_of(value)
-        update(f"{type(value).__name__}:{len(data)}:".encode() + data)
-
-
-def _bytes_of(value: Any) -> bytes:
-    """Bytes of a plain value, or of a picture that has not become a tensor yet."""
-    if value is None or isinstance(value, (str, int, bool)):
-        return str(value).encode()
-    if hasattr(value, "tobytes") and hasattr(value, "mode"):  # a Pillow image
-        return f"{value.mode}{value.size}".encode() + bytes(value.tobytes())
-    if isinstance(value, EncodedImage):
-        return value.content
-    raise DataError(f"a field of type {type(value).__name__} cannot be hashed; make it a tensor")
+def _digests(sample: Any) -> dict[str, bytes]:
+    """The hashes of a sample's fields; those that have none are left out."""
+    digests: dict[str, bytes] = {}
+    for name, value in sample.items() if isinstance(sample, Mapping) else [("sample", sample)]:
+        with suppress(DataError):
+            digests[name] = hash_sample(value)
+    return digests
 
 
 def refuse_postscript() -> None:

@@ -220,7 +220,7 @@ class Loader:
                     if kind not in self._warned and kind not in said:  # by another worker or loader
                         (said if kind.startswith("lost") else self._warned).add(kind)
                         log.warning("%s", warning)
-                self.fetch.repeat_checked = True  # workers that begin later need not
+                self.fetch.compared = True  # workers that begin later need not
                 batch = result if self._moved_ahead else self._move(result)
                 if self.batch_transform is not None:
                     batch = self.batch_transform(batch)

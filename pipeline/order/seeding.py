@@ -1,339 +1,279 @@
-"""Seeding the generators that a sample's code draws from: the global ones, or those of a thread.
+"""Seeds the generators that a sample's code draws from, so that its draws depend on its key alone.
 
-Seeding three generators takes 8 us, reading a row of a tensor takes 1, and most data draws nothing:
-`Seeding` finds out which generators are drawn from and seeds no others. `ThreadRandomness` gives a
-thread a generator of torch's to itself; `probe` and `Watch` refuse draws from what threads share.
+Most data draws nothing, and seeding three global generators for each sample costs 9 us. `Seeding`
+finds out which are drawn from with a canary:
+
+1. Before a batch, each generator that is not known to be drawn from is seeded with a constant.
+2. Afterwards one number is drawn from each. A number other than the first after that constant shows
+   that the batch drew from it, and the batch is made again with this one seeded for each sample.
+
+So the samples are the same as if everything were seeded for every sample, also where code draws for
+the first time late. Generators that parts keep in attributes, lists and dicts are found by a walk
+and are always seeded. Generators in closures, slots, classes and modules are not found; the first
+sample of a process, made twice, shows them (`loading/fetch.py`).
+
+Cost: 15 us a batch and 1 ms an epoch; a sample 1 us for torch, 2 for numpy, 5 for `random`, and 5
+to 20 for each generator that a part keeps.
 """
 
 from __future__ import annotations
 
+import io
 import random
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import MethodType, ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
 from penstock.errors import PenstockError
-from penstock.order.generator_states import States, moved, put_back, take
-from penstock.order.keys import begin_sample
-from penstock.order.randomness import GLOBAL, SEEDERS, Draws, GlobalDraws, scope
-from penstock.torch_internals import DRAWING
+from penstock.order.keys import begin_sample, hash64
 
 T = TypeVar("T")
-_torch_random: Any = torch.random
+_CANARY = 0x9E3779B9  # any constant
+_KINDS = (
+    np.random.Generator,
+    np.random.BitGenerator,
+    np.random.RandomState,
+    random.Random,
+    torch.Generator,
+)
+_MOST_ITEMS, _MOST_LOOKS = 256, 4096  # longer containers hold data
+# Things and packages whose attributes are data, or belong to the system.
+_DATA = (type, ModuleType, torch.Tensor, io.IOBase)
+_LIBRARIES = {"logging", "multiprocessing", "pandas", "pyarrow", "threading", "weakref"}
+_STAND_IN = np.random.MT19937(_CANARY)
+_number = torch.empty((), dtype=torch.int64)  # drawn into, so that no default device is asked
+
+_python: Any = random
+_numpy: Any = np.random
+GLOBAL: dict[str, Any] = {
+    "random": _python.seed.__self__,
+    "numpy.random": _numpy.get_state.__self__,
+    "torch": torch.default_generator,
+}
+_DRAWS: dict[str, Callable[[], float]] = {
+    "random": random.random,
+    "numpy.random": np.random.random_sample,
+    "torch": lambda: _number.random_().item(),
+}
 
 
-class Some(GlobalDraws):
-    """The global generators, of which only those with the given names are seeded."""
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        self._seeders = [SEEDERS[name] for name in names]
-
-    def seed(self, key: int) -> None:
-        begin_sample(key)
-        for seed in self._seeders:
-            seed(key)
-
-
-UNSEEDED = Some()
+def _seeder(generator: Any) -> Callable[[int], Any]:
+    """The function that seeds a generator with a number below 2^64."""
+    if isinstance(generator, np.random.BitGenerator):
+        return lambda key: setattr(generator, "state", type(generator)(key).state)
+    if isinstance(generator, np.random.RandomState):
+        return lambda key: generator.seed(key & 0xFFFFFFFF)
+    # Not `torch.manual_seed`, which visits the accelerators and takes 100 times as long.
+    seed = generator.manual_seed if isinstance(generator, torch.Generator) else generator.seed
+    return lambda key: seed(key)
 
 
-class _Watched(GlobalDraws):
-    """The global generators, all seeded; `drawn` names those that something has drawn from."""
-
-    def __init__(self) -> None:
-        self.drawn: set[str] = set()
-        self._states: States | None = None
-
-    def seed(self, key: int) -> None:
-        self.look()
-        super().seed(key)
-        self._states = take()
-
-    def look(self) -> None:
-        if self._states is not None and len(self.drawn) < len(SEEDERS):
-            self.drawn.update(moved(self._states))
+_SEEDERS = {name: _seeder(generator) for name, generator in GLOBAL.items()}
 
 
-class Seeding:
-    """Finds out which generators a dataset and its transforms draw from.
-
-    1. The first batch is seeded sample by sample, and watched.
-    2. For later batches only the generators that it drew from are seeded. The states of the others
-       before and after a batch tell whether they were drawn from. If so, all are put back, and the
-       batch is made again with these seeded too, as for all batches from then on.
-
-    So draws are the same as if everything were seeded for every sample. Data that draws for the
-    first time after its first batch is asked for one batch twice. Code that reads a seed or a state
-    (`torch.initial_seed()`) counts as code that draws.
-
-    Cost: 6 us a batch; for each sample 1 us where it draws from torch, 2 for numpy, 5 for `random`.
-
-    Attributes:
-        names: of the generators that they draw from; None: not known yet.
-    """
-
-    def __init__(self) -> None:
-        self.names: frozenset[str] | None = None
-        self._draws: Draws = GLOBAL
-
-    @property
-    def draws(self) -> bool | None:
-        """Whether anything is drawn; None: not known yet."""
-        return None if self.names is None else bool(self.names)
-
-    def run(self, make: Callable[[Draws], T]) -> T:
-        """The result of `make`, called with the generators to seed; it may be called again."""
-        if self.names is None:
-            watched = _Watched()
-            with _listening():
-                made = make(watched)
-            watched.look()
-            self.know(watched.drawn | _asked)
-            return made
-        if self._draws is GLOBAL:
-            return make(GLOBAL)
-        before = take()
-        try:
-            with _listening():
-                made = make(self._draws)
-        except Exception:
-            if not self._has_missed(before):
-                raise
-        else:
-            if not self._has_missed(before):
-                return made
-        with scope():  # making a batch again must not seed anything for others
-            return self.run(make)  # with other numbers it may draw from yet another generator
-
-    def _has_missed(self, before: States) -> bool:
-        """Whether a batch drew from what was not seeded for it; then the states are put back."""
-        names = (self.names or frozenset()).union(_asked, moved(before))
-        if names == self.names:
-            return False
-        put_back(before)
-        self.know(names)
-        return True
-
-    def know(self, names: Iterable[str]) -> None:
-        """Seed these from now on."""
-        self.names = frozenset(names)
-        some = Some(sorted(self.names)) if self.names else UNSEEDED
-        self._draws = GLOBAL if len(self.names) == len(SEEDERS) else some
-
-
-# Substitutes, in place while a batch is made, notice code that asks for a seed or a state.
-# Functions that others have imported by name are not noticed.
+def seed_global(key: int, names: Iterable[str] = GLOBAL) -> None:
+    """Seed `random`, `numpy.random` and torch's CPU generator of this process; 9 us."""
+    for name in names:
+        _SEEDERS[name](key)
 
 
 @contextmanager
-def _listening() -> Iterator[None]:
-    """Put the substitutes in place."""
-    kept = random.getstate, np.random.get_state
+def scope() -> Iterator[None]:
+    """Put the three global generators back on exit, whatever was seeded or drawn; 0.1 ms."""
+    python, of_torch = random.getstate(), torch.default_generator.get_state()
+    # Another one stands in for numpy's: putting its state back takes as long as all the rest.
+    generator, of_numpy = _numpy.get_bit_generator(), np.random.get_state(legacy=False)
+    _numpy.set_bit_generator(_STAND_IN)
     try:
-        _substituted.begin()
-        if kept[0] is not _SUBSTITUTES[0]:  # else within a batch of another loader
-            _asked.clear()
-            random.getstate, np.random.get_state = _SUBSTITUTES
         yield
     finally:
-        _substituted.end()
-        random.getstate, np.random.get_state = kept
+        random.setstate(python)
+        torch.default_generator.set_state(of_torch)
+        _numpy.set_bit_generator(generator)
+        # Within another scope; or where a normal draw is kept for the next call.
+        if generator is _STAND_IN or of_numpy["has_gauss"]:
+            np.random.set_state(of_numpy)
 
 
-def _noticed(name: str, function: Callable[..., T], *args: object, **kwargs: object) -> T:
-    _asked.add(name)
-    return function(*args, **kwargs)
+def watch(make: Callable[[], T]) -> tuple[T, list[str]]:
+    """The result of `make`, and the names of the global generators that it drew from; 25 us.
 
-
-class _Generator:
-    """torch's default generator, as the functions of `torch.random` see it: a thread's own where it
-    has one, so that `torch.manual_seed` and `torch.random.fork_rng` stay within the thread.
+    They are seeded with a constant, before and afterwards.
     """
-
-    def __getattr__(self, name: str) -> Any:
-        own = getattr(_of_thread, "generator", None)
-        if own is not None:
-            return getattr(own, name)
-        _asked.add("torch")
-        return getattr(torch.default_generator, name)
+    seed_global(_CANARY)
+    made = make()
+    drawn = _drawn(GLOBAL)
+    seed_global(_CANARY)
+    return made, drawn
 
 
-class _Substituted:
-    """Has `_Generator` in place as long as anybody wants it, in whichever thread."""
-
-    def __init__(self) -> None:
-        self._lock, self._wanted, self._generator = threading.Lock(), 0, _Generator()
-
-    def begin(self) -> None:
-        with self._lock:
-            self._wanted += 1
-            _torch_random.default_generator = self._generator
-
-    def end(self) -> None:
-        with self._lock:
-            self._wanted -= 1
-            if not self._wanted:
-                _torch_random.default_generator = torch.default_generator
+def _drawn(names: Iterable[str]) -> list[str]:
+    """Which generators do not stand where seeding them with the constant has left them."""
+    return [name for name in names if _DRAWS[name]() != _FIRST[name]]
 
 
-_asked: set[str] = set()  # names of generators
-_of_thread = threading.local()  # `generator`, within `ThreadRandomness`
-_substituted = _Substituted()
-_SUBSTITUTES = (
-    partial(_noticed, "random", random.getstate),
-    partial(_noticed, "numpy.random", np.random.get_state),
-)
-
-# Everything in torch that draws and takes a generator. Functions that draw and take none
-# (dropout, rrelu) belong to models; `probe` refuses data code that calls them.
-_DRAWING = frozenset(
-    [torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli]
-    + [torch.multinomial, torch.poisson, torch.binomial]
-    + [*DRAWING]  # torch.distributions.Gamma, Beta ...
-    + [torch.nn.init.uniform_, torch.nn.init.normal_, torch.nn.init.trunc_normal_]
-    + [torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.random_, torch.Tensor.bernoulli]
-    + [torch.Tensor.bernoulli_, torch.Tensor.exponential_, torch.Tensor.geometric_]
-    + [torch.Tensor.cauchy_, torch.Tensor.log_normal_, torch.Tensor.multinomial]
-)
-
-# The `_like` functions take a generator only in newer versions of torch; filling an empty tensor
-# is what they do inside, with the same numbers.
-_FILLING: dict[object, Callable[..., torch.Tensor]] = {
-    torch.rand_like: torch.Tensor.uniform_,
-    torch.randn_like: torch.Tensor.normal_,
-    torch.randint_like: torch.Tensor.random_,
-}
+with scope():
+    seed_global(_CANARY)
+    _FIRST = {name: draw() for name, draw in _DRAWS.items()}
 
 
 class SharedGeneratorError(PenstockError):
     """Data code draws from a generator that threads share."""
 
 
-def _refusal(what: str) -> SharedGeneratorError:
-    return SharedGeneratorError(
-        f"loader.backend: {what}, so a batch would depend on which thread runs when. Use "
-        "loader.backend=process or loader.backend=main, or draw with torch.rand and the like"
-    )
-
-
-def held_by_parts(names: list[str]) -> SharedGeneratorError:
-    """The error for generators that parts hold; `names` tell where they are."""
-    where = " and in ".join(names)
-    return _refusal(f"there is a generator in {where}, which threads would share")
-
-
-def opened_by_parts(names: list[str]) -> SharedGeneratorError:
-    """The error for open files that parts hold; `names` tell where they are."""
-    return _refusal(
-        f"{' and '.join(names)} is a file opened before, whose position threads would share"
-    )
-
-
-def _drawn_from(names: list[str]) -> SharedGeneratorError:
-    drawn = " and ".join(names)
-    return _refusal(
-        f"the dataset or a transform draws from the global state of {drawn}, which threads share"
-    )
-
-
-class ThreadRandomness(TorchFunctionMode):
-    """While active, torch's draws in this thread come from a generator of this thread.
-
-    It has the engine and the seed of the global generator, so the numbers are the same, also where
-    data code seeds (`torch.manual_seed`). `random` and `numpy.random` offer no such hook. Cost:
-    about 1 us for every torch function that is called.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._generator = torch.Generator()
-
-    def __enter__(self) -> ThreadRandomness:
-        _substituted.begin()
-        _of_thread.generator = self._generator
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        _of_thread.generator = None
-        _substituted.end()
-
-    def seed(self, key: int) -> None:
-        begin_sample(key)
-        self._generator.manual_seed(key)
-
-    def save(self) -> torch.Tensor:
-        return self._generator.get_state()
-
-    def restore(self, states: torch.Tensor) -> None:
-        self._generator.set_state(states)
-
-    def moved(self, before: torch.Tensor) -> list[str]:
-        return [] if torch.equal(self._generator.get_state(), before) else ["torch"]
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _FILLING and kwargs.get("generator") is None:
-            return self._fill(_FILLING[func], *args, **kwargs)
-        if func in _DRAWING and kwargs.get("generator") is None:
-            kwargs = {**kwargs, "generator": self._generator}
-        return func(*args, **kwargs)
-
-    def _fill(
-        self, fill: Callable[..., torch.Tensor], like: torch.Tensor, *bounds: int, **kwargs: Any
-    ) -> torch.Tensor:
-        bounds += tuple(kwargs.pop(name) for name in ("low", "high") if name in kwargs)
-        if len(bounds) == 1:
-            bounds = (0, *bounds)
-        return fill(torch.empty_like(like, **kwargs), *bounds, generator=self._generator)
-
-
-def probe(run: Callable[[ThreadRandomness], Any]) -> None:
-    """Refuse data code that draws where threads cannot follow.
+class Seeding:
+    """The generators that the parts of a fetch draw from, as far as they are known.
 
     Args:
-        run: works on a sample or two in this thread, under the mode it is given.
+        parts: by name, to look for generators in. The seeds of one depend on the name and on the
+            way to it from there.
 
-    Raises:
-        SharedGeneratorError: one of the three global generators was drawn from all the same.
-    """
-    before = take()
-    run(ThreadRandomness())
-    names = moved(before)
-    if names:
-        raise _drawn_from(["torch's global generator" if n == "torch" else n for n in names])
-
-
-class Watch:
-    """Notices draws from `random` and `numpy.random` while threads load; about 50 us a look.
-
-    It cannot tell who drew. A training loop that draws from them while threads load looks the same,
-    and should use a generator of its own.
+    Attributes:
+        drawn: names of the global generators that are drawn from, in the order of finding.
+        held: generators that parts keep, by the way to them; looked for once an epoch.
+        files: ways to open files that parts keep.
     """
 
-    def __init__(self) -> None:
-        self._seen = self._look()
+    def __init__(self, parts: Mapping[str, object] | None = None) -> None:
+        self._parts = dict(parts or {})
+        self._epoch: int | None = None
+        self._looks = 0
+        self.drawn: list[str] = []
+        self.held: dict[str, Any] = {}
+        self.files: list[str] = []
+        self._seeders: list[tuple[int, Callable[[int], Any]]] = []
 
-    def check(self) -> None:
-        """Raise SharedGeneratorError if a global generator has moved since the watch began."""
-        now = self._look()
-        names = [name for name, old in self._seen.items() if now[name] != old]
-        if names:
-            raise _drawn_from(names)
+    def __reduce__(self) -> tuple[type[Seeding], tuple[dict[str, object]]]:
+        return type(self), (self._parts,)
 
-    @staticmethod
-    def _look() -> dict[str, object]:
-        state: Any = np.random.get_state()
-        return {
-            "random": hash(random.getstate()),
-            "numpy.random": (state[2:], hash(state[1].tobytes())),
-        }
+    def seed(self, key: int) -> None:
+        """Begin a sample, whose draws depend on `key` alone."""
+        begin_sample(key)
+        for name in self.drawn:
+            _SEEDERS[name](key)
+        for purpose, seed in self._seeders:
+            seed(hash64(key, purpose))
+
+    def run(self, make: Callable[[], T], epoch: int = 0) -> T:
+        """The result of `make`, which calls `seed` for each sample; it may be called again."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._look()
+        while True:
+            idle = [name for name in GLOBAL if name not in self.drawn]
+            seed_global(_CANARY, idle)
+            try:
+                made = make()
+            except Exception:
+                if not self._missed(idle):
+                    raise
+            else:
+                if not self._missed(idle):
+                    return made
+
+    def states(self) -> dict[str, Any]:
+        """The states of all that is seeded, for `restore`."""
+        return {path: _access(generator)[0]() for path, generator in self._seeded().items()}
+
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Put back what `states` gave."""
+        for path, generator in self._seeded().items():
+            if path in states:
+                _access(generator)[1](states[path])
+
+    def refuse_threads(self) -> None:
+        """Raise SharedGeneratorError if threads would share what is seeded, or an open file."""
+        shared = [f"the global state of {name}, which the data draws from" for name in self.drawn]
+        shared += [f"the generator in {path}" for path in self.held]
+        shared += [f"{path}, a file opened before, with its position" for path in self.files]
+        if shared:
+            raise SharedGeneratorError(
+                f"loader.backend: threads would share {' and '.join(shared)}, so a batch would "
+                "depend on which thread runs when. Use loader.backend=process or "
+                "loader.backend=main, or take draws from the sample's key (key_at_hand)"
+            )
+
+    def _seeded(self) -> dict[str, Any]:
+        return {name: GLOBAL[name] for name in self.drawn} | self.held
+
+    def _missed(self, idle: list[str]) -> bool:
+        """Whether a batch drew from what was not seeded for it."""
+        drawn, before = _drawn(idle), self.held
+        self.drawn += drawn
+        if self._looks == 1:  # parts may make generators with their first sample
+            self._look()
+        return bool(drawn) or [*map(id, before.values())] != [*map(id, self.held.values())]
+
+    def _look(self) -> None:
+        self._looks += 1
+        self.held, self.files = held_in(self._parts)
+        self._seeders = [
+            (hash64("own", path), _seeder(generator)) for path, generator in self.held.items()
+        ]
+
+
+def held_in(parts: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]:
+    """What `parts` keep: generators by the way to them, and the ways to open files.
+
+    Global generators are left out, and files of Penstock's own, which are read at positions. An
+    object that can be reached in two ways has the shorter one.
+    """
+    generators: dict[str, Any] = {}
+    files: list[str] = []
+    seen: dict[int, object] = {}  # keeps objects alive, whose ids would be used again
+    waiting = deque((path, thing, "") for path, thing in parts.items())
+    while waiting and len(seen) < _MOST_LOOKS:
+        path, thing, owner = waiting.popleft()
+        if id(thing) in seen:
+            continue
+        if isinstance(thing, _KINDS):
+            seen[id(thing)] = thing
+            if _is_own(thing):
+                generators[path] = getattr(thing, "bit_generator", thing)
+        elif isinstance(thing, io.IOBase) and owner != "penstock" and not thing.closed:
+            files += [path] if thing.readable() else []
+        elif inner := _inside(thing):
+            seen[id(thing)] = thing
+            waiting.extend((path + step, value, _root(thing)) for step, value in inner)
+    return generators, files
+
+
+def _is_own(generator: Any) -> bool:
+    """Whether it is not a global one, and can be seeded."""
+    own = all(generator is not one for one in GLOBAL.values())
+    if isinstance(generator, np.random.RandomState):
+        return own and generator.get_state(legacy=False)["bit_generator"] == "MT19937"
+    return own and not isinstance(generator, random.SystemRandom)
+
+
+def _inside(thing: Any) -> list[tuple[str, Any]]:
+    """What a thing holds, each with the step to it."""
+    if isinstance(thing, (dict, list, tuple, deque)):
+        items = thing.items() if isinstance(thing, dict) else enumerate(thing)
+        return [(f"[{key!r}]", value) for key, value in items] if len(thing) <= _MOST_ITEMS else []
+    if isinstance(thing, MethodType):
+        return [("", thing.__self__)]
+    if isinstance(thing, partial):
+        return [(f".{name}", getattr(thing, name)) for name in ("func", "args", "keywords")]
+    if isinstance(thing, _DATA) or _root(thing) in _LIBRARIES:
+        return []
+    return [(f".{name}", value) for name, value in getattr(thing, "__dict__", {}).items()]
+
+
+def _root(thing: object) -> str:
+    return type(thing).__module__.partition(".")[0]
+
+
+def _access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """The functions that get and set the state of a generator."""
+    if isinstance(generator, np.random.BitGenerator):
+        return lambda: generator.state, lambda state: setattr(generator, "state", state)
+    if isinstance(generator, random.Random):
+        return generator.getstate, generator.setstate
+    return generator.get_state, generator.set_state

@@ -15,8 +15,8 @@ import torch
 
 from penstock.errors import ConfigError, Problem
 from penstock.order.keys import IntArray, hash64
-from penstock.order.randomness import scope, seed_global
 from penstock.order.samplers import BatchStrategy, Order
+from penstock.order.seeding import scope, seed_global
 
 SamplerFactory = Callable[[], Iterable[Any]]
 

@@ -7,7 +7,7 @@ far. Cost: about an epoch of loading, twice that for JPEG and FLAC.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,14 +24,10 @@ from penstock.errors import ConfigError, DataError
 from penstock.loading.bad_samples import BadSampleError, LeftOut, Stage, in_one_line, path_of
 from penstock.loading.batch import Batch
 from penstock.loading.facts import own_row, unfiltered_fingerprint
-from penstock.loading.fetch import Fetch
+from penstock.loading.fetch import Fetch, Samples
 from penstock.loading.loader import Loader
-from penstock.loading.sample_reader import SampleReader
-from penstock.loading.stage_timer import StageTimer
-from penstock.loading.stream_fetch import StreamFetch
-from penstock.order.keys import sample_keys
-from penstock.order.plan import Plan, Request, StreamOrder, StreamPlan, length_of
-from penstock.order.randomness import Draws
+from penstock.loading.stream import StreamFetch
+from penstock.order.plan import Plan, StreamOrder, StreamPlan, length_of
 from penstock.order.samplers import Sequential
 from penstock.runs.left_out import NAME, Entry
 from penstock.runs.quarantine import QuarantineFile, entries
@@ -115,47 +111,36 @@ def make_loader(
 class Check(Fetch):
     """Makes batches without fields, whose `left_out` are the bad samples."""
 
-    def work(self, request: Request, rows: Any, draws: Draws, timer: StageTimer) -> Batch:
-        reader = Suspicious(self.recipe, request, rows, self.transform, draws, timer)
-        left_out = tuple(self._wrong(reader, request, draws))
+    at_once = False
+
+    def batch_of(self, samples: Samples, warnings: Mapping[str, str]) -> Batch:
+        request = samples.request
+        wrong = [self._wrong(samples, slot) for slot in range(len(request))]
+        left_out = tuple(entry for entry in wrong if entry is not None)
         return Batch({}, request, np.arange(len(request)), left_out=left_out)
 
-    def _wrong(self, reader: SampleReader, request: Request, draws: Draws) -> Iterator[LeftOut]:
-        keys = sample_keys(self.seed, request.epoch, request.positions).tolist()
-        for slot, key in enumerate(keys):
-            row = int(request.indices[slot])
-            draws.seed(key)
+    def failed(self, error: Exception, stage: Stage, samples: Samples, slot: int) -> Exception:
+        cause = in_one_line(error)
+        return BadSampleError(cause if stage == "read" else f"{stage} failed: {cause}")
+
+    def _wrong(self, samples: Samples, slot: int) -> LeftOut | None:
+        row, position = samples.indices[slot], int(samples.request.positions[slot])
+        cause = samples.bad[slot].cause if slot in samples.bad else not_finite(samples.made[slot])
+        if cause is None and hasattr(self.dataset, "check"):
             try:
-                cause = not_finite(reader.sample(slot))
-                if cause is None and hasattr(self.dataset, "check"):
-                    try:
-                        cause = self.dataset.check(row)
-                    except ConfigError:  # this dataset cannot be checked
-                        raise
-                    except Exception as error:
-                        cause = in_one_line(error)
-            except BadSampleError as error:
-                cause = error.cause
-            if cause is not None:
-                path, position = path_of(self.dataset, row), int(request.positions[slot])
-                own = own_row(self.dataset, row)
-                yield LeftOut(row, position, *request.address, path, cause, "skip", row=own)
+                cause = self.dataset.check(row)
+            except ConfigError:  # this dataset cannot be checked
+                raise
+            except Exception as error:
+                cause = in_one_line(error)
+        if cause is None:
+            return None
+        path, own = path_of(self.dataset, row), own_row(self.dataset, row)
+        return LeftOut(row, position, *samples.request.address, path, cause, "skip", row=own)
 
 
 class CheckStream(Check, StreamFetch):
     """The same for the records of a stream."""
-
-
-class Suspicious(SampleReader):
-    """Makes a BadSampleError of every failure of a sample."""
-
-    def _failed(
-        self, error: Exception, stage: Stage, slot: int, never_left_out: bool = False
-    ) -> Exception:
-        if never_left_out:
-            return super()._failed(error, stage, slot, never_left_out)
-        cause = in_one_line(error)
-        return BadSampleError(cause if stage == "read" else f"{stage} failed: {cause}")
 
 
 def not_finite(sample: object) -> str | None:

@@ -18,12 +18,12 @@ from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.collate import plain
+from penstock.loading.digests import batch_hash
 from penstock.loading.facts import SomeRows, table_of
-from penstock.loading.fetch import batch_hash
 from penstock.loading.fields import Fields
 from penstock.order.address import Address
 from penstock.order.plan import End
-from penstock.order.randomness import scope
+from penstock.order.seeding import scope
 from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks.summary import put_rows

@@ -27,8 +27,8 @@ from penstock.distributed.group import Group, join
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading.loader import Loader
 from penstock.order.plan import Plan, StreamPlan
-from penstock.order.randomness import scope
 from penstock.order.samplers import Subset
+from penstock.order.seeding import scope
 from penstock.runs import checkpoint
 from penstock.runs.only_shown import only_shown
 from penstock.runs.resumption import run_of

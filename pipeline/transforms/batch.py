@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ConfigError, DataError, PenstockError
+from penstock.loading.bad_samples import SampleError
 from penstock.loading.batch import Batch
-from penstock.loading.fetch import SampleError, hash_sample
-from penstock.order.generator_states import moved, take
+from penstock.loading.digests import hash_sample
 from penstock.order.keys import KeyedRandom
-from penstock.order.private_generators import generators_and_files_in
+from penstock.order.seeding import held_in, scope, watch
 from penstock.transforms.crops import Range
 
 BatchTransform = Callable[[Batch, KeyedRandom], Batch]
@@ -56,7 +56,7 @@ class BatchCompose:
         self.seed = seed
         self.together = math.lcm(*(getattr(step, "together", 1) for step in self.steps.values()))
         # Rows of a batch have a key each, so a generator of a step could not be seeded.
-        generators = generators_and_files_in(self.steps)[0]
+        generators = held_in(self.steps)[0]
         if generators:
             raise ConfigError(
                 f"there is a generator in {' and in '.join(generators)}, a transform of whole "
@@ -94,9 +94,13 @@ class BatchCompose:
         # Global generators: our steps leave them alone, and in a thread others may draw meanwhile.
         watched = not type(step).__module__.startswith("penstock.")
         watched = watched and threading.current_thread() is threading.main_thread()
-        before = take() if watched else None
+        drawn: list[str] = []
         try:
-            done = step(batch, random)
+            if watched:
+                with scope():
+                    done, drawn = watch(lambda: step(batch, random))
+            else:
+                done = step(batch, random)
         except PenstockError:
             raise
         except Exception as error:
@@ -110,7 +114,6 @@ class BatchCompose:
                 f"the batch transform {name!r} gives a {type(done).__name__}; it has "
                 "to give the Batch that it was handed"
             )
-        drawn = moved(before) if before else []
         if drawn:
             raise SampleError(
                 f"the batch transform {name!r} draws from {' and '.join(drawn)}, which has no key "

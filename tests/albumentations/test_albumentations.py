@@ -13,12 +13,13 @@ from penstock.config import targets
 from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import Stack
 from penstock.loading.compose import Compose
-from penstock.loading.fetch import Fetch, batch_hash
+from penstock.loading.digests import batch_hash
+from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
-from penstock.order.randomness import scope
 from penstock.order.samplers import Random
+from penstock.order.seeding import scope
 from tests import toy
 from tests.albumentations import stand_in
 

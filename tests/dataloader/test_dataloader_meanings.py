@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from penstock.loading.dataloader import DataLoader
-from penstock.order.randomness import seed_global
+from penstock.order.seeding import seed_global
 from tests.dataloader.test_dataloader import Sleeping, Squares, everything, plain
 
 

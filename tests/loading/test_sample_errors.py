@@ -7,9 +7,15 @@ import pytest
 
 from penstock.errors import ConfigError, DataError, Problem, UnreachableError
 from penstock.loading import bad_samples
-from penstock.loading.bad_samples import Budget, LeftOut, explained, in_one_line, is_bad
+from penstock.loading.bad_samples import (
+    Budget,
+    LeftOut,
+    SampleError,
+    explained,
+    in_one_line,
+    is_bad,
+)
 from penstock.loading.compose import Compose, Views, further_views
-from penstock.loading.fetch import SampleError
 from penstock.order.plan import Request
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.loading import stream_fetch
+from penstock.loading import stream
 from penstock.loading.collate import Stack
-from penstock.loading.stream_fetch import RecordNumbers, StreamFetch, StreamReader
+from penstock.loading.stream import StreamFetch, StreamReader
 from penstock.order.plan import End, Request, StreamOrder, StreamRequest
-from penstock.order.randomness import GLOBAL
+from penstock.order.seeding import Seeding
 
 MUCH = 1 << 30
 LENGTHS = [3, 0, 5, 2, 1]
@@ -66,12 +66,11 @@ def values(records):
 @pytest.mark.parametrize(("buffer", "shuffled"), [(0, False), (4, False), (0, True), (4, True)])
 def test_any_stretch_of_any_epoch_has_the_records_of_its_positions(kind, buffer, shuffled):
     order = StreamOrder(7, buffer, shuffle_shards=shuffled)
-    numbers, reader = RecordNumbers(order, LENGTHS), StreamReader(kind(), order)
-    shards = issubclass(kind, Shards)
+    reader = StreamReader(kind(), order)
     for epoch in (0, 3, 0):
-        whole = numbers.at(epoch, 0, 99)
-        assert sorted(whole.tolist()) == list(range(11))
-        assert sorted(numbers.rows(epoch, np.arange(11)).tolist()) == list(range(11))
+        whole = StreamReader(kind(), order).read(epoch, 0, 99)
+        assert sorted(values(whole)) == list(range(11))
+        assert (buffer > 0) == ([number for number, _ in whole] != list(range(11)))
         for start, stop in (
             (0, 2),
             (2, 6),
@@ -83,17 +82,10 @@ def test_any_stretch_of_any_epoch_has_the_records_of_its_positions(kind, buffer,
             (5, 5),
             (0, 11),
         ):
-            expected = whole[start:stop]
-            assert numbers.at(epoch, start, stop).tolist() == expected.tolist()
-            if shards:
-                expected = numbers.rows(epoch, expected)
-            read = reader.read(epoch, start, stop, GLOBAL)
-            assert values(read) == expected.tolist()
-            if not shards and not buffer:
-                assert read == [(n, n) for n in expected.tolist()]
+            assert reader.read(epoch, start, stop) == whole[start:stop]
 
 
-def test_numbers_are_those_of_shards_in_the_epochs_order():
+def test_shards_are_read_in_the_epochs_order():
     order = StreamOrder(7, shuffle_shards=True)
     shards = order.shards(3, 5).tolist()
     assert shards != sorted(shards)
@@ -102,7 +94,7 @@ def test_numbers_are_those_of_shards_in_the_epochs_order():
         for shard in shards
         for row in range(Shards.firsts[shard], Shards.firsts[shard] + LENGTHS[shard])
     ]
-    assert RecordNumbers(order, LENGTHS).rows(3, np.arange(11)).tolist() == rows
+    assert values(StreamReader(Shards(), order).read(3, 0, 11)) == rows
 
 
 @pytest.mark.parametrize(
@@ -118,8 +110,8 @@ def test_no_more_is_read_than_needed(kind, opened):
     dataset = kind()
     reader = StreamReader(dataset, StreamOrder(7))
     for start, stop in ((0, 2), (5, 6), (6, 7), (2, 12), (11, 13), (12, 14)):
-        assert values(reader.read(1, start, stop, GLOBAL)) == list(range(start, min(stop, 11)))
-    assert values(reader.read(2, 0, 1, GLOBAL)) == [0]
+        assert values(reader.read(1, start, stop)) == list(range(start, min(stop, 11)))
+    assert values(reader.read(2, 0, 1)) == [0]
     assert dataset.epochs == [1, 2]
     assert dataset.opened == opened
 
@@ -128,7 +120,7 @@ def test_a_block_is_read_once():
     dataset, order = Forwards(), StreamOrder(7, buffer=4)
     reader = StreamReader(dataset, order)
     for position in range(11):
-        reader.read(0, position, position + 1, GLOBAL)
+        reader.read(0, position, position + 1)
     assert dataset.opened == [0]
 
 
@@ -150,7 +142,7 @@ class Endless(Forwards):
 def test_an_iterator_is_copied_before_it_is_read():
     dataset = Endless()
     for _ in range(2):
-        assert values(StreamReader(dataset, StreamOrder(7)).read(0, 0, 2, GLOBAL)) == [1, 2]
+        assert values(StreamReader(dataset, StreamOrder(7)).read(0, 0, 2)) == [1, 2]
     assert dataset.number == 0
 
 
@@ -158,9 +150,9 @@ def test_an_iterator_is_copied_before_it_is_read():
 def test_a_stream_that_ends_elsewhere_than_it_says_is_told(claimed, caplog):
     reader = StreamReader(Forwards(claimed), StreamOrder(7))
     with caplog.at_level(logging.WARNING):
-        reader.read(0, 0, 11, GLOBAL)
+        reader.read(0, 0, 11)
         assert not caplog.messages
-        reader.read(0, 10, 12, GLOBAL)
+        reader.read(0, 10, 12)
     expected = [] if claimed == 11 else ["Forwards says it has 12 records, but gave 11"]
     assert caplog.messages == expected
 
@@ -171,15 +163,13 @@ class Drawn(Shards):
             yield shard, random.random()
 
 
-def test_draws_while_reading_depend_on_the_shard_alone_and_move_nobody_elses():
+def test_draws_while_reading_depend_on_the_shard_alone():
     def read(*stretches):
-        reader = StreamReader(Drawn(), StreamOrder(7))
+        reader = StreamReader(Drawn(), StreamOrder(7), Seeding())
         records = []
         for start, stop in stretches:
             random.seed(start)
-            before = random.getstate()
-            records += values(reader.read(4, start, stop, GLOBAL))
-            assert random.getstate() == before
+            records += values(reader.read(4, start, stop))
         return records
 
     whole = read((0, 10))
@@ -221,18 +211,6 @@ def test_a_share_of_a_streams_batch_has_its_records(tail, request_, records, val
     assert batch.request.total == (4 if tail != "keep" or request_.step < 2 else 3)
 
 
-@pytest.mark.parametrize(
-    ("together", "world", "records"), [(1, 1, [0, 1]), (1, 2, [2, 3]), (2, 2, [4, 5, 6, 7])]
-)
-def test_two_samples_of_each_rank_are_tried_or_as_many_as_stay_together(together, world, records):
-    options = {"order": StreamOrder(7), "batch_size": 9, "together": together}
-    fetch = StreamFetch(Dicts(), None, Stack(), 0, **options)
-    batch = fetch(StreamRequest(0, 0, world - 1, world, is_tried=True))
-    assert batch["x"].tolist() == records
-    small = StreamFetch(Dicts(), None, Stack(), 0, **{**options, "batch_size": 1})
-    assert small(StreamRequest(0, 0, 0, 1, is_tried=True))["x"].tolist() == [0]
-
-
 class Decoding(Forwards):
     """Records that are decoded to what torch draws; each pass may give others."""
 
@@ -249,7 +227,7 @@ class Decoding(Forwards):
 
 def test_substitutes_are_others_of_the_batch_and_then_the_first_records():
     first = [(number, "first") for number in range(4)]
-    records = stream_fetch._Decoded(None, [(3, "a"), (5, "b"), (8, "c")], lambda: first, 0)
+    records = stream._Decoded(None, [(3, "a"), (5, "b"), (8, "c")], lambda: first, 0)
     asked = Request(0, 1, np.arange(3), np.array([3, 5, 8]), 3)
     rows = list(records.rows(asked, 1))
     assert sorted(rows[:2]) == [3, 8]

@@ -16,12 +16,12 @@ from penstock.addons.packs.packing import pack
 from penstock.addons.packs.recipe import Recipe
 from penstock.datasets.image_folder import ImageFolder
 from penstock.errors import DataError
-from penstock.loading import whole_batches, worker_status
+from penstock.loading import whole, worker_status
 from penstock.loading.bad_samples import BadSamples
 from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader, LoaderOptions
-from penstock.loading.whole_batches import NotAtOnceError
+from penstock.loading.whole import NotAtOnceError
 from penstock.loading.workers.worker import Worker
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
@@ -87,7 +87,7 @@ def assert_same(dataset, step, monkeypatch):
     at_once = [work(request) for request in requests(dataset)]
     assert all("transform" in batch.timing for batch in at_once)
     with monkeypatch.context() as patch:
-        patch.setattr(whole_batches.WholeBatches, "make", leave)
+        patch.setattr(whole.WholeBatches, "make", leave)
         one_by_one = [work(request) for request in requests(dataset)]
     for batch, other in zip(at_once, one_by_one, strict=True):
         assert list(batch) == list(other)
@@ -161,11 +161,9 @@ def test_a_way_that_fails_is_reported_once(root, lazy, tried, monkeypatch, caplo
         raise RuntimeError("no such thing")
 
     caplog.clear()
-    make = whole_batches.WholeBatches.make
+    make = whole.WholeBatches.make
     monkeypatch.setattr(step, "decode_batch", fail)
-    monkeypatch.setattr(
-        whole_batches.WholeBatches, "make", lambda *args: calls.append(1) or make(*args)
-    )
+    monkeypatch.setattr(whole.WholeBatches, "make", lambda *args: calls.append(1) or make(*args))
     with caplog.at_level("WARNING"), Loader(plan, fetch(dataset, step)) as loader:
         found = list(loader)
     assert len(calls) == tried
@@ -199,7 +197,7 @@ def test_other_fields(root, more, at_once, monkeypatch):
     work = fetch(dataset, DecodeResize(20))
     batch = work(requests(dataset)[0])
     assert is_made_at_once(work, requests(dataset)[0]) == at_once
-    monkeypatch.setattr(whole_batches.WholeBatches, "make", leave)
+    monkeypatch.setattr(whole.WholeBatches, "make", leave)
     other = work(requests(dataset)[0])
     assert str(dict(batch)) == str(dict(other))
 

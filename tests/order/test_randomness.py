@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from penstock.order import generator_states
 from penstock.order.keys import (
     begin_sample,
     hash64,
@@ -25,8 +24,7 @@ from penstock.order.keys import (
     uniform_at,
 )
 from penstock.order.permutation import Permutation
-from penstock.order.randomness import scope, seed_global
-from penstock.order.seeding import ThreadRandomness
+from penstock.order.seeding import scope
 
 
 @pytest.fixture(autouse=True)
@@ -137,73 +135,6 @@ def test_uniform_draws_pass_a_uniformity_test():
     assert stats.kstest(draws, "uniform").pvalue > 1e-3
 
 
-def test_a_scope_puts_all_three_generators_back():
-    with scope():
-        before = (random.random(), np.random.rand(), torch.rand(1).item())
-    with scope():
-        seed_global(5)
-        first = (random.random(), np.random.rand(), torch.rand(1).item())
-        seed_global(5)
-        assert first == (random.random(), np.random.rand(), torch.rand(1).item())
-    assert before == (random.random(), np.random.rand(), torch.rand(1).item())
-
-
-def test_moved_names_the_generators_that_were_drawn_from():
-    from penstock.order.generator_states import moved, take
-
-    with scope():
-        states = take()
-        assert moved(states) == []
-        np.random.rand()
-        assert moved(states) == ["numpy.random"]
-        torch.rand(1)
-        random.random()
-        assert moved(states) == ["random", "numpy.random", "torch"]
-
-
-LIKE = torch.zeros(4)
-DRAWS = [
-    lambda: torch.rand(3),
-    lambda: torch.randn(20),
-    lambda: torch.randint(10, (3,)),
-    lambda: torch.randint(-5, 6, (3,)),
-    lambda: torch.randperm(9),
-    lambda: torch.normal(LIKE, 2.0),
-    lambda: torch.bernoulli(LIKE + 0.5),
-    lambda: torch.multinomial(LIKE + 1, 3),
-    lambda: torch.poisson(LIKE + 3),
-    lambda: torch.rand_like(LIKE),
-    lambda: torch.randn_like(LIKE, dtype=torch.float64),
-    lambda: torch.randint_like(LIKE, 10),
-    lambda: torch.randint_like(LIKE, high=10),
-    lambda: torch.randint_like(LIKE, -5, 6),
-    lambda: torch.randint_like(LIKE, low=-5, high=6, dtype=torch.int64),
-    lambda: torch.distributions.Beta(LIKE + 2, LIKE + 3).sample(),
-    lambda: torch.distributions.Dirichlet(LIKE + 2).sample(),
-    lambda: torch.nn.init.trunc_normal_(torch.empty(4)),
-    lambda: torch.empty(4).uniform_(2, 3),
-    lambda: torch.empty(4).normal_(5, 2),
-    lambda: torch.empty(4).random_(7),
-    lambda: torch.empty(4).exponential_(),
-    lambda: (torch.manual_seed(3), torch.rand(2))[1],
-]
-
-
-@pytest.mark.parametrize("draw", DRAWS)
-def test_a_thread_draws_what_the_global_generator_would(draw):
-    """... however often, and the global one does not move."""
-    with scope():
-        torch.manual_seed(5)
-        expected = [draw(), draw(), torch.rand(2)]
-    before = torch.random.get_rng_state()
-    with ThreadRandomness() as thread:
-        thread.seed(5)
-        drawn = [draw(), draw(), torch.rand(2)]
-    assert all(map(torch.equal, drawn, expected))
-    assert [one.dtype for one in drawn] == [one.dtype for one in expected]
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
 @pytest.mark.stress
 def test_importing_the_package_is_silent_and_starts_nothing():
     code = (
@@ -235,57 +166,6 @@ def test_a_sample_has_its_key_at_hand():
         expected = int(torch.randint(2**63 - 1, ()))
         torch.manual_seed(3)
         assert key_at_hand() == expected
-
-
-def test_the_states_of_the_generators_lie_where_they_are_taken_for():
-    assert generator_states._python_is_known()
-    assert generator_states._numpy_is_known()
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_states_are_put_back_with_the_draws_that_are_kept(known, monkeypatch):
-    """`gauss` and numpy's `normal` make two numbers, and keep the second for the next call."""
-    from penstock.order.generator_states import moved, put_back, take
-
-    monkeypatch.setattr(generator_states, "_PYTHON_IS_KNOWN", known)
-    monkeypatch.setattr(generator_states, "_NUMPY_IS_KNOWN", known)
-
-    def draw():
-        return [random.gauss(0, 1), random.random(), np.random.normal(), np.random.rand()]
-
-    with scope():
-        for drawn in (0, 1):
-            for _ in range(drawn):
-                random.gauss(0, 1)
-                np.random.normal()
-            states = take()
-            assert moved(states) == []
-            first = draw()
-            assert moved(states) == ["random", "numpy.random"]
-            put_back(states)
-            assert moved(states) == []
-            assert draw() == first
-            put_back(states)
-        assert states.python_gauss is not None
-        if known:
-            assert type(states.numpy) is bytes
-            assert states.numpy_gauss[0] == 1
-
-
-def test_numpy_may_have_another_generator():
-    from penstock.order.generator_states import moved, put_back, take
-
-    kept = np.random.get_bit_generator()
-    np.random.set_bit_generator(np.random.PCG64(3))
-    try:
-        states = take()
-        first = np.random.rand()
-        assert moved(states) == ["numpy.random"]
-        put_back(states)
-        assert moved(states) == []
-        assert np.random.rand() == first
-    finally:
-        np.random.set_bit_generator(kept)
 
 
 def test_a_key_for_each_counter_gives_what_each_key_gives():

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import Stack
-from penstock.loading.fetch import Fetch, batch_hash
+from penstock.loading.digests import batch_hash
+from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
-from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.stream import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import End, Plan, StreamOrder, StreamPlan, is_stream, length_of
 from penstock.order.samplers import Random

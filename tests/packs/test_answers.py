@@ -12,13 +12,13 @@ from penstock.addons.packs.packing import pack
 from penstock.addons.packs.recipe import Recipe
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError, PenstockError
+from penstock.loading.digests import batch_hash
 from penstock.loading.facts import (
     classes_of,
     facts_of,
     lengths_of,
     table_of,
 )
-from penstock.loading.fetch import batch_hash
 from penstock.loading.workers.options import LoaderOptions
 from tests.face_folder import write_faces
 from tests.pack_files import write_images

@@ -12,8 +12,9 @@ from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.packing import pack
 from penstock.addons.packs.recipe import Recipe
 from penstock.errors import DataError
-from penstock.loading.collate import Stack
-from penstock.loading.fetch import Fetch, hash_sample, kinds_of
+from penstock.loading.collate import Stack, kinds_of
+from penstock.loading.digests import hash_sample
+from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan, Request

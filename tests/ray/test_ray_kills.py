@@ -17,7 +17,7 @@ from contextlib import closing
 import pytest
 
 from penstock.addons.ray.cluster import RayOptions
-from penstock.loading.fetch import batch_hash
+from penstock.loading.digests import batch_hash
 from penstock.loading.workers.options import LoaderOptions
 from tests import deaths, toy
 

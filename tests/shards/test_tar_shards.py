@@ -30,7 +30,7 @@ from penstock.files import encoded
 from penstock.files.limits import Limits
 from penstock.loading.collate import List
 from penstock.loading.loader import Loader
-from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.stream import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import StreamOrder, StreamPlan
 from tests import toy

@@ -37,9 +37,10 @@ from penstock.datasets.image_folder import ImageFolder
 from penstock.distributed.world import World
 from penstock.errors import DataError
 from penstock.loading.collate import List
-from penstock.loading.fetch import Fetch, hash_of_rows, row_hashes
+from penstock.loading.digests import hash_of_rows, row_hashes
+from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
-from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.stream import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan, StreamOrder, StreamPlan, is_stream
 from penstock.order.samplers import Random

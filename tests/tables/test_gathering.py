@@ -12,19 +12,16 @@ from penstock import build_train_loader, compose
 from penstock.addons.filters.kept import Selection, kept_rows
 from penstock.addons.mixtures.mixture import Mixture
 from penstock.addons.tables.parquet import Parquet
-from penstock.addons.tables.parquet_stream import ParquetStream
 from penstock.addons.tabular.table import Table
 from penstock.datasets.arrays import Arrays
 from penstock.errors import ConfigError, DataError
-from penstock.loading import whole_batches
+from penstock.loading import whole
 from penstock.loading.bad_samples import BadSamples
 from penstock.loading.collate import Pad, Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader, LoaderOptions
-from penstock.loading.stream_fetch import RecordNumbers, StreamFetch, StreamReader
-from penstock.loading.whole_batches import NotAtOnceError
-from penstock.order.plan import End, Plan, StreamOrder, StreamPlan
-from penstock.order.randomness import GLOBAL
+from penstock.loading.whole import NotAtOnceError
+from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
 from tests.table_files import make, pa, tensors, write
 
@@ -69,7 +66,7 @@ COLUMNS = {
 def by_sample(work, requests):
     """Batches, or the words of the first error, each sample for itself."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(whole_batches.WholeBatches, "make", never)
+        patch.setattr(whole.WholeBatches, "make", never)
         return made(work, requests)
 
 
@@ -262,88 +259,6 @@ def test_arrays(targets, tmp_path, monkeypatch):
     np.save(tmp_path / "inputs.npy", values)
     work = Fetch(Arrays(str(tmp_path)), None, Stack(), 0)
     assert "is not finite" in made(work, requests_of(data))[0]
-
-
-class Shards:
-    """Records that are their shard and their place in it."""
-
-    def __init__(self, lengths):
-        self._lengths = lengths
-
-    def shards(self):
-        return range(len(self._lengths))
-
-    def shard_lengths(self):
-        return self._lengths
-
-    def read_shard(self, shard, start=0):
-        return iter([(shard, row) for row in range(start, self._lengths[shard])])
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=6),
-    buffer=st.integers(0, 12),
-    shuffle=st.booleans(),
-    epoch=st.integers(0, 2),
-    size=st.integers(1, 7),
-)
-def test_numbers_of_records(lengths, buffer, shuffle, epoch, size):
-    order = StreamOrder(3, buffer, shuffle)
-    reader, numbers = StreamReader(Shards(lengths), order), RecordNumbers(order, lengths)
-    every = [(shard, row) for shard, count in enumerate(lengths) for row in range(count)]
-    for start in range(0, sum(lengths) + size, size):
-        read = reader.read(epoch, start, start + size, GLOBAL)
-        found = numbers.at(epoch, start, start + size)
-        assert found.tolist() == [number for number, _ in read]
-        rows = numbers.rows(epoch, found).tolist()
-        assert [every[row] for row in rows] == [record for _, record in read]
-
-
-@pytest.mark.parametrize("buffer", [0, 17])
-@pytest.mark.parametrize("tail", ["keep", "drop", "pad"])
-def test_a_stream(table, buffer, tail, monkeypatch):
-    data = ParquetStream(str(table))
-    order = StreamOrder(0, buffer, shuffle_shards=True)
-    plan = StreamPlan(order, 7, tail)
-    work = StreamFetch(data, None, Pad(), 0, order=order, batch_size=7, tail=tail)
-    requests = [
-        plan.request(epoch, step, rank, 2)
-        for epoch in (0, 1)
-        for step in range(7)
-        for rank in (0, 1)
-    ]
-    with monkeypatch.context() as patch:
-        patch.setattr(ParquetStream, "decode", never)
-        whole = [work(request) for request in requests]
-    by_one = by_sample(work, requests)
-    ends = [isinstance(batch, End) for batch in whole]
-    assert ends == [isinstance(batch, End) for batch in by_one]
-    assert any(ends)
-    assert_same(*([b for b in batches if not isinstance(b, End)] for batches in (whole, by_one)))
-    hashed = StreamFetch(data, None, Pad(), 0, order=order, batch_size=7, tail=tail, hashed=True)
-    assert_same(
-        *(
-            [b for b in batches if not isinstance(b, End)]
-            for batches in (whole, made(hashed, requests))
-        )
-    )
-
-
-@pytest.mark.parametrize("action", ["raise", "skip", "substitute"])
-def test_a_bad_row_of_a_stream(action, tmp_path):
-    values = [float(row) for row in range(30)]
-    values[17] = float("inf")
-    write(tmp_path / "x.parquet", pa.table({"x": values}))
-    data = ParquetStream(str(tmp_path), val_fraction=0.0)
-    order = StreamOrder(0, 12, shuffle_shards=True)
-    work = StreamFetch(
-        data, None, Stack(), 0, bad=BadSamples(on_error=action), order=order, batch_size=6
-    )
-    requests = [StreamPlan(order, 6).request(0, step) for step in range(5)]
-    batches = made(work, requests)
-    assert sum(isinstance(batch, str) for batch in batches) == (action == "raise")
-    assert_same(batches, by_sample(work, requests))
 
 
 class Doubled(Parquet):

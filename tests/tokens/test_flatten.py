@@ -12,7 +12,8 @@ from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.errors import DataError
 from penstock.loading.bad_samples import BadSamples, FromDataset, FromOrder
 from penstock.loading.collate import Mismatch
-from penstock.loading.fetch import Fetch, batch_hash
+from penstock.loading.digests import batch_hash
+from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan

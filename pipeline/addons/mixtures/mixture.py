@@ -22,7 +22,7 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Count
 from penstock.loading.collate import joined
 from penstock.loading.facts import classes_of
-from penstock.loading.whole_batches import reads_whole
+from penstock.loading.whole import reads_whole
 from penstock.order.keys import IntArray, hash64
 from penstock.order.plan import Plan, is_stream
 from penstock.runs.identity.fingerprints import fingerprint_of

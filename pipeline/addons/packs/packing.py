@@ -40,11 +40,10 @@ from penstock.loading.fetch import Fetch
 from penstock.loading.fields import Fields
 from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.generator_states import moved, take
 from penstock.order.keys import IntArray
 from penstock.order.plan import Plan, is_stream
-from penstock.order.randomness import scope, seed_global
 from penstock.order.samplers import Sequential
+from penstock.order.seeding import scope, watch
 from penstock.terminal import progress
 from penstock.transforms import native_images
 
@@ -374,13 +373,10 @@ def _size(count: int) -> str:
 
 def _still(dataset: Any, row: int) -> Any:
     """A sample; one that is drawn at random is refused."""
-    seed_global(row)
-    before = take()
     try:
-        sample = dataset[row]
+        sample, drawn = watch(lambda: dataset[row])
     except OSError as error:
         raise DataError(f"sample {row}: {type(error).__name__}: {error}") from error
-    drawn = moved(before)
     if drawn:
         raise ConfigError(
             Problem(

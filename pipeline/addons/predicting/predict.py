@@ -27,9 +27,8 @@ from penstock.distributed.gathered import together
 from penstock.distributed.group import Group, join
 from penstock.distributed.preemption import Preempted, Stop
 from penstock.errors import ConfigError, Problem
-from penstock.loading.bad_samples import path_of
+from penstock.loading.bad_samples import SampleError, path_of
 from penstock.loading.batch import Batch
-from penstock.loading.fetch import SampleError
 from penstock.runs.record import RunRecord
 from penstock.runs.resumption import key_of, run_of
 from penstock.terminal import put, say, watched

@@ -27,7 +27,7 @@ from penstock.files.disk import write_atomically
 from penstock.loading.collate import List
 from penstock.loading.facts import unfiltered
 from penstock.loading.loader import Loader
-from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.stream import StreamFetch
 from penstock.order.address import Skipped
 from penstock.order.plan import Plan, StreamOrder
 from penstock.order.samplers import Subset

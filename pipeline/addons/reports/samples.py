@@ -30,7 +30,7 @@ from penstock.loading.compose import further_views
 from penstock.loading.facts import classes_of, columns_of, own_row, table_of, unfiltered
 from penstock.order.keys import IntArray
 from penstock.order.plan import End, StreamPlan, length_of
-from penstock.order.randomness import scope
+from penstock.order.seeding import scope
 from penstock.runs.only_shown import only_shown
 from penstock.training.objective_base import Objective
 from penstock.training.rendered import Rendered, in_words

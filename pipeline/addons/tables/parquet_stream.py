@@ -4,8 +4,6 @@ The way to shuffle tables larger than memory: `sampler=stream` reads the row gro
 each epoch and mixes the rows of `sampler.buffer` neighbours. Every row group is read once an epoch
 by each worker that owns a row of it.
 
-Batches that no transform of samples takes part in are gathered from columns (arrow/gathering.py).
-
 A raw record is (row group, row): skipping one costs nothing, and only its owner reads. So the
 buffer takes no memory; but the row groups that it spans should fit into `cache_mb`, or they are
 read again and again.
@@ -14,13 +12,11 @@ read again and again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from torch.utils.data import IterableDataset
 
 from penstock.addons.tables.arrow.table import ArrowTable
 from penstock.datasets.reading.fingerprint import Sample
-from penstock.order.keys import IntArray
 
 Record = tuple[int, int]
 
@@ -57,9 +53,3 @@ class ParquetStream(ArrowTable, IterableDataset[Record]):
         """The sample of a row."""
         group, row = record
         return self.samples(group, [row])[0]
-
-    kinds: ClassVar[dict[str, str]] = {}
-
-    def fetch_batch(self, indices: IntArray, in_place: bool = False) -> dict[str, Any]:
-        """Rows of the split, in the order of the files, as the fields of a batch."""
-        return self.gathered(indices)

@@ -20,7 +20,7 @@ from penstock.addons.tokens.token_losses import document_losses, next_tokens, to
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.facts import tokenizer_of
-from penstock.order.randomness import scope
+from penstock.order.seeding import scope
 from penstock.training.objective import Supervised
 from penstock.training.rendered import Rendered
 

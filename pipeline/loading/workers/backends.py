@@ -20,7 +20,7 @@ from penstock.loading import worker_status
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import Fetch
 from penstock.order.plan import End, Request, StreamRequest
-from penstock.order.randomness import scope
+from penstock.order.seeding import scope
 
 
 class Backend(Protocol):
@@ -55,7 +55,7 @@ class MainBackend:
     def __init__(self, fetch: Fetch, keyed: bool = True) -> None:
         self._fetch = fetch
         # The training loop draws from the same generators.
-        self._is_scoped = keyed and not fetch.leaves_generators
+        self._is_scoped = keyed and not fetch.draws_nothing
 
     @contextmanager
     def run(self, requests: Iterator[Asked]) -> Iterator[Results]:

@@ -14,21 +14,15 @@ import traceback
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from itertools import chain
 from typing import Any
 
 from penstock.distributed.preemption import asked, waiting
 from penstock.loading import worker_status
 from penstock.loading.fetch import Fetch
-from penstock.loading.workers.backends import Asked, Failure, Result, Results, WorkerError, attempt
+from penstock.loading.workers.backends import Asked, Results, WorkerError, attempt
 from penstock.loading.workers.failures import FailureReport
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.window import POLL, Task, windowed
-from penstock.order.plan import Request, StreamRequest
-from penstock.order.randomness import scope
-from penstock.order.seeding import SharedGeneratorError, ThreadRandomness, Watch, probe
 
 _LAST = 0.05  # seconds for each thread of a run that was asked to stop
 
@@ -42,7 +36,6 @@ class ThreadBackend:
 
     def __init__(self, fetch: Fetch, options: LoaderOptions) -> None:
         self._fetch, self._options = fetch, options
-        self._probed = False
 
     @contextmanager
     def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
@@ -53,30 +46,11 @@ class ThreadBackend:
             pool.close()
 
     def _results(self, pool: _ThreadPool, requests: Iterator[Asked]) -> Results:
-        if not self._probed and (first := next(requests, None)) is not None:
-            self._probe(first)
-            self._probed = True
-            requests = chain([first], requests)
+        if not self._fetch.draws_nothing and (first := next(requests, None)) is not None:
+            # Made here, it shows whether data code draws from what threads would share.
+            with waiting():
+                yield attempt(self._fetch.first_of_threads, first)
         yield from windowed(pool, requests, self._options)
-
-    def _probe(self, request: Asked) -> None:
-        """Refuse data code that draws where threads cannot follow, before any thread works."""
-        if isinstance(request, Request):  # two samples are enough
-            request = Request(*request.address, request.positions[:2], request.indices[:2], 2)
-        elif isinstance(request, StreamRequest):
-            request = replace(request, is_tried=True)
-        else:  # a DataLoader's samples are read once
-            return
-
-        def run(mode: ThreadRandomness) -> None:
-            with mode:
-                attempt(partial(self._fetch, draws=mode), request)
-
-        # Nobody gets this batch: the next one is the first to be made twice and compared.
-        checked, self._fetch.repeat_checked = self._fetch.repeat_checked, True
-        with scope(), waiting():
-            probe(run)
-        self._fetch.repeat_checked = checked
 
     def close(self) -> None:
         pass
@@ -87,7 +61,6 @@ class _ThreadPool:
 
     def __init__(self, fetch: Fetch, options: LoaderOptions) -> None:
         self._fetch = fetch
-        self._watch = Watch()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._looked = time.monotonic()
@@ -105,22 +78,12 @@ class _ThreadPool:
         while (task := self._tasks.get()) is not None:
             thread.request = task.request
             try:
-                task.result = self._attempt(task.request)
+                task.result = attempt(self._fetch, task.request)
             except BaseException as error:
                 task.result = error
             thread.request = None
             self._done.put(None)
             del task  # a batch is its consumer's alone
-
-    def _attempt(self, request: Asked) -> Result:
-        with ThreadRandomness() as mode:
-            result = attempt(partial(self._fetch, draws=mode), request)
-        if not self._fetch.draws_nothing:
-            try:
-                self._watch.check()
-            except SharedGeneratorError as error:
-                return Failure(request, error)
-        return result
 
     def wait(self, seconds: float) -> bool:
         try:
