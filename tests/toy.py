@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from torchvision import tv_tensors
 
+from penstock.order.keys import key_at_hand, uniform_at
 from penstock.order.samplers import Random
 from tests import port
 from tests.port import Loader, Stack, hashes  # noqa: F401
@@ -41,6 +42,16 @@ class Everywhere:
 
     def __call__(self, sample):
         draws = [random.random(), np.random.rand(), torch.rand(()).item(), random.gauss(0, 1)]
+        return {**sample, "draws": torch.tensor(draws)}
+
+
+class Keyed:
+    """Takes its draw from the sample's key."""
+
+    keyed = True
+
+    def __call__(self, sample):
+        draws = [uniform_at(key_at_hand(), count) for count in (0, 1)]
         return {**sample, "draws": torch.tensor(draws)}
 
 

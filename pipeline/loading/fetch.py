@@ -186,11 +186,15 @@ class Fetch:
                 except BadSampleError as error:
                     samples.made.append(None)
                     samples.bad[slot] = error.kept()
-                if rows is not None and not slot and (unlike := samples.unlike(rows)):
-                    if self.hashed:
-                        raise SampleError(f"{unlike}. A hash of it would say nothing")
-                    warnings = {**warnings, "unrepeatable": unlike}
                 samples.timer.lap("transform")
+            if rows is not None:
+                states = self._seeding.states()  # the collate function may draw further numbers
+                unlike = samples.unlike(rows)
+                self._seeding.restore(states)
+                begin_sample(key)
+                if unlike and self.hashed:
+                    raise SampleError(f"{unlike}. A hash of it would say nothing")
+                warnings = {**warnings, "unrepeatable": unlike} if unlike else warnings
             worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
             return self.batch_of(samples, warnings)
 

@@ -99,14 +99,12 @@ class WholeBatches:
         samples.begin()
         made = [samples.read(slot) for slot in range(len(request))]
         fields = columns(made)
-        problem = "no field is an image file that is not decoded yet"
+        files = any(isinstance(value, EncodedImage) for value in made[0].values())
+        problem = "" if files else "no field is an image file that is not decoded yet"
         for name, values in fields.items():
             kinds = {type(value) for value in values if isinstance(value, (EncodedImage, Tensor))}
-            if EncodedImage in kinds and not problem.startswith("the field"):
-                problem = ""
-            if kinds - {Tensor} and (len(kinds) > 1 or EncodedImage not in kinds):
+            if files and not (kinds <= {Tensor} or kinds == {EncodedImage}):
                 problem = f"the field {name!r} of a sample is a {kinds.pop().__name__}"
-                break
         if problem:
             self.usable = False  # the next batches would be read twice as well
             raise NotAtOnceError(problem)

@@ -189,7 +189,8 @@ class Seeding:
 
     def refuse_threads(self) -> None:
         """Raise SharedGeneratorError if threads would share what is seeded, or an open file."""
-        shared = [f"the global state of {name}, which the data draws from" for name in self.drawn]
+        names = " and ".join(self.drawn)
+        shared = [f"the global state of {names}, which the data draws from"] if names else []
         shared += [f"the generator in {path}" for path in self.held]
         shared += [f"{path}, a file opened before, with its position" for path in self.files]
         if shared:

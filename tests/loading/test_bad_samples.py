@@ -74,7 +74,7 @@ def loader_of(root, sampler, on_error, options=None, world=None, **more):
         Images(root),
         sampler,
         SIZE,
-        transform=toy.TorchOnly(),
+        transform=toy.Keyed(),
         seed=SEED,
         on_error=on_error,
         options=options,
@@ -87,7 +87,7 @@ def stream_of(root, on_error, options=None, world=None, buffer=0, size=SIZE):
     return port.loader(
         Records(root),
         size=size,
-        transform=toy.TorchOnly(),
+        transform=toy.Keyed(),
         seed=SEED,
         on_error=on_error,
         buffer=buffer,

@@ -1,6 +1,7 @@
 """The loader: the same batches whoever works on them; order, state, time, failures."""
 
 import os
+import random
 import signal
 import threading
 import time
@@ -43,9 +44,10 @@ OPTIONS = {
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_batches_are_the_same_from_any_worker(name):
-    main = toy.loader(MAIN, AUGMENT)
+    step = toy.Keyed() if "thread" in name else AUGMENT
+    main = toy.loader(MAIN, step)
     expected = [toy.hashes(main, epoch) for epoch in (0, 1)]
-    with toy.loader(OPTIONS[name], AUGMENT) as loader:
+    with toy.loader(OPTIONS[name], step) as loader:
         assert [toy.hashes(loader, epoch) for epoch in (0, 1)] == expected
         assert toy.hashes(loader, 0, start=3) == expected[0][3:]
     assert expected[0] != expected[1]
@@ -82,9 +84,6 @@ def test_a_generator_of_torchs_reaches_workers_of_any_start_method(context, capf
 def test_draws_from_every_global_generator_have_keys():
     expected = toy.hashes(toy.loader(MAIN, toy.Everywhere()))
     assert toy.hashes(toy.loader(Options("process", 3), toy.Everywhere())) == expected
-    assert toy.hashes(toy.loader(MAIN, toy.TorchOnly())) == toy.hashes(
-        toy.loader(Options("thread", 3), toy.TorchOnly())
-    )
 
 
 class Seeded:
@@ -102,49 +101,43 @@ class Seeded:
         return {**sample, "draws": torch.stack([*draws, torch.rand(2), seed])}
 
 
-def test_threads_keep_what_data_code_seeds_to_themselves():
+def test_what_data_code_seeds_stays_with_it():
+    torch.manual_seed(3)
     expected = toy.hashes(toy.loader(MAIN, Seeded()))
-    for options in (Options("thread", 3), Options("process", 2)):
-        torch.manual_seed(3)
-        assert toy.hashes(toy.loader(options, Seeded())) == expected
-        assert torch.initial_seed() == 3
-    assert torch.random.default_generator is torch.default_generator
+    assert torch.initial_seed() == 3
+    assert toy.hashes(toy.loader(Options("process", 2), Seeded())) == expected
 
 
 def test_loading_leaves_the_training_loops_generators_alone():
     torch.manual_seed(0)
     np.random.seed(0)
     expected = torch.rand(3), np.random.rand(3)
-    for options in (MAIN, Options("thread", 2), Options("process", 1)):
+    for options, step in (
+        (MAIN, AUGMENT),
+        (Options("thread", 2), toy.Keyed()),
+        (Options("process", 1), AUGMENT),
+    ):
         torch.manual_seed(0)
         np.random.seed(0)
-        toy.hashes(toy.loader(options, AUGMENT))
+        toy.hashes(toy.loader(options, step))
         assert torch.equal(torch.rand(3), expected[0])
         assert np.array_equal(np.random.rand(3), expected[1])
 
 
-def test_threads_refuse_draws_that_they_cannot_keep_apart():
-    with pytest.raises(
-        SharedGeneratorError, match=r"random and numpy\.random.*loader\.backend=process"
-    ):
-        toy.hashes(toy.loader(Options("thread", 2), toy.Everywhere()))
-    with pytest.raises(SharedGeneratorError, match="torch's global generator"):
-        toy.hashes(toy.loader(Options("thread", 2), Dropping()))
+def test_threads_refuse_data_that_draws():
+    for step, name in ((toy.Everywhere(), "random and numpy.random"), (toy.TorchOnly(), "torch")):
+        with pytest.raises(SharedGeneratorError, match=f"(?s)of {name}.*loader.backend=process"):
+            toy.hashes(toy.loader(Options("thread", 2), step))
 
 
-class Dropping:
-    """Draws through a function of torch that takes no generator."""
-
-    def __call__(self, sample):
-        return {**sample, "image": torch.dropout(sample["image"].float(), 0.5, True)}
-
-
-class LateDraw:
-    """Draws from numpy for one row only, which a look at the first samples can't find."""
-
-    def __call__(self, sample):
-        last = int(sample["image"][0, 0, 1]) == 40
-        return {**sample, "draw": float(np.random.rand()) if last else 0.0}
+def test_a_training_loop_may_draw_while_threads_make_keyed_batches():
+    """Also where pictures are decoded a batch at a time."""
+    expected = toy.hashes(toy.loader(MAIN, toy.Keyed()))
+    found = []
+    for batch in toy.loader(Options("thread", 2), toy.Keyed()).epoch(0):
+        np.random.beta(1, 1), random.random(), torch.rand(1)
+        found.append(port.batch_hash([batch]))
+    assert found == expected
 
 
 class Rows(IterableDataset):
@@ -153,7 +146,7 @@ class Rows(IterableDataset):
 
 
 @pytest.mark.parametrize("tail", ["keep", "drop", "pad"])
-def test_two_samples_of_a_stream_are_tried(tail):
+def test_the_main_thread_makes_the_first_batch_of_threads(tail):
     made = []
 
     def transform(sample):
@@ -165,12 +158,7 @@ def test_two_samples_of_a_stream_are_tried(tail):
         Rows(), size=32, transform=transform, collate=List(), tail=tail, options=options
     ) as loader:
         assert sum(batch.request.valid for batch in loader.epoch(0)) == 64
-    assert made.count(threading.current_thread()) == 2
-
-
-def test_threads_notice_a_draw_that_comes_late():
-    with pytest.raises(SharedGeneratorError, match=r"numpy\.random"):
-        toy.hashes(toy.loader(Options("thread", 2), LateDraw()))
+    assert made.count(threading.current_thread()) == 32 + 1  # one sample is compared
 
 
 def test_datasets_see_their_worker_as_usual():
@@ -195,14 +183,14 @@ def test_iterating_goes_through_the_epochs():
 
 
 def test_state_is_the_next_address_to_deliver_and_not_what_is_prefetched():
-    loader = toy.loader(Options("process", 2, prefetch_factor=4), AUGMENT)
+    loader = toy.loader(Options("process", 2, prefetch_factor=4), toy.Keyed())
     expected = toy.hashes(loader, 1)
     batches = loader.epoch(1)
     next(batches), next(batches)
     state = loader.state_dict()
     batches.close()
     assert (state["epoch"], state["step"]) == (1, 2)
-    other = toy.loader(Options("thread", 1), AUGMENT)
+    other = toy.loader(Options("thread", 1), toy.Keyed())
     other.load_state_dict(state)
     got = [port.batch_hash([batch]) for batch in other]
     assert got == expected[2:]

@@ -567,6 +567,8 @@ def test_fast_has_threads_where_steps_are_safe_in_them(tmp_path):
     root = folder(tmp_path)
     with DataParts(compose(root, "loader=fast", "loader.num_workers=2")).train.loader() as loader:
         assert loader.options.backend == "thread"
+        for _ in loader.epoch(0):
+            np.random.beta(1, 1)  # as MixUp in a training loop does
     with DataParts(
         compose(root, "transform=images", "loader=fast", "loader.num_workers=2")
     ).train.loader() as loader:
