@@ -197,8 +197,7 @@ def test_the_digest_is_unchanged_by_packing_that_keeps_full_size(capsys, tmp_pat
     plain = digest(capsys, tmp_path, *images)
     packed = ["data.packed=auto", f"pack.format={format}"]
     assert digest(capsys, tmp_path, *images, *packed) == plain
-    threads = ["loader=threads", "loader.num_workers=2"]
-    assert digest(capsys, tmp_path, *images, *packed, *threads) == plain
+    assert digest(capsys, tmp_path, *images, *packed, "loader.num_workers=2") == plain
 
 
 @pytest.mark.thorough

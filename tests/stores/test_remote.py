@@ -122,7 +122,6 @@ def assert_whole(cache, data):
 EXECUTORS = {
     "main": [],
     "fork": ["loader.num_workers=2", "loader.multiprocessing_context=fork"],
-    "threads": ["loader=threads"],
 }
 
 

@@ -41,7 +41,7 @@ def test_nothing_wrong(images, capsys):
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("loader", ["debug", "threads", "default"])
+@pytest.mark.parametrize("loader", ["debug", "default"])
 def test_all_that_is_wrong_is_listed_and_written(images, loader, capsys):
     broken = [images[row] for row in (1, 4, 17, 25, 33)]
     ways = [*broken_images.WAYS, broken_images.zeros]

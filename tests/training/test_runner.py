@@ -158,7 +158,6 @@ def test_it_learns():
     [
         {"num_workers": 2, "backend": "process"},
         {"num_workers": 1, "backend": "process", "multiprocessing_context": "fork"},
-        {"num_workers": 2, "backend": "thread"},
     ],
 )
 def test_weights_do_not_depend_on_who_loads(options):

@@ -22,7 +22,7 @@ from tests.program import run
 from tests.resuming import EPOCHS, Case
 
 STEPS = 6  # of each epoch in `Case`
-LOADINGS = ({}, {"backend": "thread", "num_workers": 2})
+LOADINGS = ({}, {"backend": "process", "num_workers": 2})
 
 
 @dataclass

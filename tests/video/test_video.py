@@ -353,11 +353,11 @@ def test_digests_are_equal_for_all_readers(tmp_path, capsys):
     common = ["task=digest", "dataset=video_clips", f"dataset.root={root}", "dataset.frames=4"]
     common += ["transform.train.crop.size=[16,16]", "batch.size=4", "trainer.max_epochs=2"]
     totals = []
-    for loader in ("loader.num_workers=0", "loader.num_workers=2", "loader=threads"):
+    for loader in ("loader.num_workers=0", "loader.num_workers=2"):
         assert command.main([*common, loader]) == 0
         totals.append(re.findall(r"^total.*", capsys.readouterr().out, re.M))
     assert totals[0]
-    assert totals[0] == totals[1] == totals[2]
+    assert totals[0] == totals[1]
     # Of rows that are divided otherwise, validation draws nothing either.
     data = DataParts(penstock.compose(*common, "data.split={val: 0.4}"))
     assert [getattr(split.dataset, "draws", None) for split in data.splits] == [True, False]

@@ -280,7 +280,7 @@ def test_equal_batches_for_any_workers(monkeypatch, tmp_path, capfd):
     common = ["task=digest", "steps=2", "dataset.count=20", "batch.size=4"]
     for experiment in ("detection", "segmentation"):
         digests = set()
-        for how in (["loader.num_workers=0"], ["loader.num_workers=2"], ["loader=threads"]):
+        for how in (["loader.num_workers=0"], ["loader.num_workers=2"]):
             assert command.main([f"experiment={experiment}", *common, *how]) == 0
             digests.add(capfd.readouterr().out)
         assert len(digests) == 1

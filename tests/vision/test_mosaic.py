@@ -85,7 +85,7 @@ def test_digests_are_equal_for_all_readers(capsys):
     common = ["task=digest", "experiment=detection", "dataset.count=50", "trainer.max_epochs=1"]
     common += ["transform.train_batch.mosaic={_target_: penstock.addons.vision.mosaic.Mosaic}"]
     totals = []
-    for words in (["loader.num_workers=0"], ["loader.num_workers=2"], ["loader=threads"]):
+    for words in (["loader.num_workers=0"], ["loader.num_workers=2"]):
         assert command.main([*common, *words]) == 0
         totals.append(capsys.readouterr().out)
     assert command.main(common[:4] + ["loader.num_workers=0"]) == 0
