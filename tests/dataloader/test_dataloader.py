@@ -1192,6 +1192,6 @@ def test_a_file_that_was_open_before_the_fork_gives_each_worker_its_rows(name, r
 
 def test_threads_do_not_share_the_position_of_a_file(row_files):
     data = Opened(row_files / "rows", OPENINGS["rows"])
-    refused = pytest.raises(SharedGeneratorError, match=r"dataset\.opened\[0\] is a file")
+    refused = pytest.raises(SharedGeneratorError, match=r"dataset\.opened\[0\], a file")
     with contextlib.closing(data.opened[0]), refused:
         list(DataLoader(data, batch_size=8, num_workers=2, backend="thread"))
