@@ -71,8 +71,7 @@ def _feed(update: Callable[[bytes], None], value: Any) -> None:
         array = np.ascontiguousarray(value)
         update(f"{array.dtype}{np.shape(value)}".encode())
         if array.dtype.hasobject:  # its bytes are addresses
-            for item in array.reshape(-1).tolist():
-                _feed(update, item)
+            _feed(update, array.reshape(-1).tolist())
         else:
             update(array.tobytes())
     elif isinstance(value, (list, tuple)):

@@ -183,9 +183,12 @@ class StreamFetch(Fetch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._local = _Local()
+        self._readers: dict[tuple[int, int], StreamReader] = {}  # by process and thread
         self._reading = Seeding({"dataset": self.dataset})
         self._seedings.append(self._reading)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_readers": {}}
 
     def dataset_of_worker(self) -> Any:
         # A `worker_init_fn` written for torch would cut its worker's share out of this. It gets a
@@ -217,12 +220,11 @@ class StreamFetch(Fetch):
 
     def _records(self, request: StreamRequest, start: int, stop: int) -> Records:
         """(number, raw record) at positions of the request's epoch."""
-        local = self._local
-        if local.reader is None or local.process != os.getpid():
+        own = os.getpid(), threading.get_ident()
+        reader = self._readers.pop(own, None)  # a broken iterator cannot be read on
+        if reader is None:
             still = self.draws_nothing or not getattr(self.dataset, "draws", True)
-            local.reader = StreamReader(self.dataset, self.order, None if still else self._reading)
-            local.process = os.getpid()
-        reader, local.reader = local.reader, None  # a broken iterator cannot be read on
+            reader = StreamReader(self.dataset, self.order, None if still else self._reading)
         try:
             records = reader.read(request.epoch, start, stop)
         except PenstockError:
@@ -232,7 +234,7 @@ class StreamFetch(Fetch):
                 f"{type(self.dataset).__name__} cannot be read for epoch {request.epoch}, step "
                 f"{request.step}: {type(error).__name__}: {error}"
             ) from error
-        local.reader = reader
+        self._readers[own] = reader
         return records
 
 
@@ -272,13 +274,3 @@ class _Decoded:
         more = dict(self._first())
         self._records |= more
         yield from (number for number in more if number not in (own, *others))
-
-
-class _Local(threading.local):
-    """A reader for each thread of each process; none travels to another."""
-
-    reader: StreamReader | None = None
-    process: int = -1
-
-    def __reduce__(self) -> tuple[type[_Local], tuple[()]]:
-        return type(self), ()

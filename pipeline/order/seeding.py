@@ -49,10 +49,9 @@ _LIBRARIES = {"logging", "multiprocessing", "pandas", "pyarrow", "threading", "w
 _STAND_IN = np.random.MT19937(_CANARY)
 _number = torch.empty((), dtype=torch.int64)  # drawn into, so that no default device is asked
 
-_python: Any = random
 _numpy: Any = np.random
 GLOBAL: dict[str, Any] = {
-    "random": _python.seed.__self__,
+    "random": random.seed.__self__,  # type: ignore[attr-defined]
     "numpy.random": _numpy.get_state.__self__,
     "torch": torch.default_generator,
 }
@@ -189,8 +188,8 @@ class Seeding:
 
     def refuse_threads(self) -> None:
         """Raise SharedGeneratorError if threads would share what is seeded, or an open file."""
-        names = " and ".join(self.drawn)
-        shared = [f"the global state of {names}, which the data draws from"] if names else []
+        drawn = [" and ".join(self.drawn)] if self.drawn else []
+        shared = [f"the global state of {names}, which the data draws from" for names in drawn]
         shared += [f"the generator in {path}" for path in self.held]
         shared += [f"{path}, a file opened before, with its position" for path in self.files]
         if shared:
@@ -237,20 +236,20 @@ def held_in(parts: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]:
             seen[id(thing)] = thing
             if _is_own(thing):
                 generators[path] = getattr(thing, "bit_generator", thing)
-        elif isinstance(thing, io.IOBase) and owner != "penstock" and not thing.closed:
+        elif (
+            isinstance(thing, io.IOBase) and not owner.startswith("penstock.") and not thing.closed
+        ):
             files += [path] if thing.readable() else []
         elif inner := _inside(thing):
             seen[id(thing)] = thing
-            waiting.extend((path + step, value, _root(thing)) for step, value in inner)
+            waiting.extend((path + step, one, type(thing).__module__) for step, one in inner)
     return generators, files
 
 
 def _is_own(generator: Any) -> bool:
     """Whether it is not a global one, and can be seeded."""
-    own = all(generator is not one for one in GLOBAL.values())
-    if isinstance(generator, np.random.RandomState):
-        return own and generator.get_state(legacy=False)["bit_generator"] == "MT19937"
-    return own and not isinstance(generator, random.SystemRandom)
+    is_global = any(generator is one for one in GLOBAL.values())
+    return not (is_global or isinstance(generator, random.SystemRandom))
 
 
 def _inside(thing: Any) -> list[tuple[str, Any]]:
@@ -262,13 +261,9 @@ def _inside(thing: Any) -> list[tuple[str, Any]]:
         return [("", thing.__self__)]
     if isinstance(thing, partial):
         return [(f".{name}", getattr(thing, name)) for name in ("func", "args", "keywords")]
-    if isinstance(thing, _DATA) or _root(thing) in _LIBRARIES:
+    if isinstance(thing, _DATA) or type(thing).__module__.partition(".")[0] in _LIBRARIES:
         return []
     return [(f".{name}", value) for name, value in getattr(thing, "__dict__", {}).items()]
-
-
-def _root(thing: object) -> str:
-    return type(thing).__module__.partition(".")[0]
 
 
 def _access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
