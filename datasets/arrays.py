@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
-from penstock.datasets.reading.labels import check_rows, class_names, read_labels
+from penstock.datasets.reading.labels import class_names, read_labels
 from penstock.datasets.reading.mapped_array import MappedArray, not_finite, plain_numbers
 from penstock.datasets.reading.root import FolderFile, open_root
-from penstock.datasets.reading.split import Split, check_split, split_rows
+from penstock.datasets.reading.split import Split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.order.keys import IntArray
@@ -68,7 +67,6 @@ class Arrays(FileDataset, Dataset[Sample]):
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction, test_fraction)
         folder = open_root(root, f"{inputs!r} and {targets!r}", files, limits)
         self._inputs = MappedArray(FolderFile(folder, inputs), "dataset.inputs", limits)
         self._targets = MappedArray(FolderFile(folder, targets), "dataset.targets", limits)
@@ -77,7 +75,6 @@ class Arrays(FileDataset, Dataset[Sample]):
                 f"{str(self._inputs.path)!r} has {len(self._inputs)} rows and "
                 f"{str(self._targets.path)!r} {len(self._targets)}: both need a row a sample."
             )
-        check_rows(self._inputs, "dataset.inputs", limits)
         labels: IntArray | None = None
         self.classes: list[str] = []
         if self._targets.dtype.kind in "biu" and len(self._targets.shape) == 1:
@@ -96,12 +93,9 @@ class Arrays(FileDataset, Dataset[Sample]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """Samples of a whole batch, read at once."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        rows = self.rows[chosen]
-        inputs = tensors(self._inputs, rows)
-        labels = self.labels
-        targets = tensors(self._targets, rows) if labels is None else labels[chosen].tolist()
-        pairs = zip(inputs, targets, strict=True)
+        fields = self.fetch_batch(np.asarray(indices, dtype=np.int64))
+        targets = fields["target"].tolist() if self.classes else _apart(fields["target"])
+        pairs = zip(_apart(fields["input"]), targets, strict=True)
         return [{"input": input_, "target": target} for input_, target in pairs]
 
     fetches_batches = True
@@ -110,12 +104,10 @@ class Arrays(FileDataset, Dataset[Sample]):
     def fetch_batch(self, indices: IntArray, in_place: bool = False) -> dict[str, torch.Tensor]:
         """Rows as the fields of a batch: tensors [B, ...] and the classes, int64[B]."""
         rows = self.rows[indices]
-        labels = self.labels
+        labels = None if self.labels is None else torch.from_numpy(self.labels[indices])
         return {
             "input": block(self._inputs, rows),
-            "target": block(self._targets, rows)
-            if labels is None
-            else torch.from_numpy(labels[indices]),
+            "target": block(self._targets, rows) if labels is None else labels,
         }
 
     @property
@@ -143,17 +135,8 @@ class Arrays(FileDataset, Dataset[Sample]):
         return [self._inputs.data_file(), self._targets.data_file()]
 
 
-def tensors(source: MappedArray, rows: IntArray) -> list[torch.Tensor]:
-    """Rows as tensors of their own, checked for NaN and infinity."""
-    return [torch.from_numpy(np.asarray(row)) for row in _numbers(source, rows)]
-
-
 def block(source: MappedArray, rows: IntArray) -> torch.Tensor:
     """Rows as one tensor, checked for NaN and infinity."""
-    return torch.from_numpy(_numbers(source, rows))
-
-
-def _numbers(source: MappedArray, rows: IntArray) -> npt.NDArray[Any]:
     # A copy; indexing by rows would take three times as long.
     values = source.array.take(rows, axis=0)
     position = not_finite(values)
@@ -162,4 +145,9 @@ def _numbers(source: MappedArray, rows: IntArray) -> npt.NDArray[Any]:
             f"{str(source.path)!r}, row {rows[position[0]]}, place {position[1:]}: "
             f"{values[tuple(position)]} is not finite. Repair the value or remove the row."
         )
-    return plain_numbers(values)
+    return torch.from_numpy(plain_numbers(values))
+
+
+def _apart(rows: torch.Tensor) -> list[torch.Tensor]:
+    """Rows of a block as tensors with storages of their own size."""
+    return [torch.from_numpy(np.asarray(row)) for row in rows.numpy()]

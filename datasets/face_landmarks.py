@@ -29,7 +29,7 @@ from penstock.datasets.reading.fingerprint import Part, Sample
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import Orientation, Reader, check_reader, read_image
 from penstock.datasets.reading.root import FolderFile, open_root
-from penstock.datasets.reading.split import Split, check_split, split_rows
+from penstock.datasets.reading.split import Split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 
@@ -84,7 +84,6 @@ class FaceLandmarks(FolderDataset):
         orientation: Orientation | None = None,
     ) -> None:
         self.reader = check_reader(reader, orientation)
-        check_split(split, val_fraction, test_fraction)
         folder = open_root(root, f"the images and {csv!r}", files, limits)
         file = FolderFile(folder, csv)
         read, landmarks = file.read(lambda path: _read_table(path, str(file)))

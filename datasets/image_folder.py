@@ -80,14 +80,9 @@ class ImageFolder(FolderDataset):
         if isinstance(extensions, str) or wrong or not extensions:
             reason = f"{extensions!r}; allowed: a list of endings in small letters, as [.jpg, .png]"
             raise ConfigError(Problem("dataset.extensions", reason))
-        self.reader = reader
-        self.lazy = lazy
-        self.limits = limits
+        self.reader, self.lazy, self.limits = reader, lazy, limits
         root_folder = open_root(root, f"a folder of {self.holds} for each class", files, limits)
-        divided = _is_divided(root_folder)
-        if divided and split == "test" and not root_folder.below(split).exists():
-            reason = f"{str(root_folder)!r} is divided and has no folder 'test'; add it"
-            raise ConfigError(Problem("dataset.root", reason))
+        divided = _is_divided(root_folder, split)
         self.folder = root_folder.below(split) if divided else root_folder
         classes = root_folder.below("train") if divided else root_folder
         self.classes = classes.folders()
@@ -98,14 +93,35 @@ class ImageFolder(FolderDataset):
                 "classes are one class: name the folder above."
             )
         check_classes(len(self.classes), str(root_folder), limits)
+        names, every = list[list[bytes]](), list[str]()
+        allowed = f"{self.holds.capitalize()} end in {', '.join(extensions)} (dataset.extensions)."
+        there = set(self.folder.folders())
+        for name in sorted(there | set(self.classes)):
+            if name not in self.classes:
+                raise DataError(
+                    f"{self.folder.path(name)!r}: the training split has no class {name!r} (it has "
+                    f"{', '.join(self.classes[:8])}). Add it there or remove the folder."
+                )
+            below = self.folder.below(name).files() if name in there else []
+            below = [f"{name}/{file}" for file in below]
+            names.append([*map(os.fsencode, with_endings(below, tuple(extensions), None))])
+            if name in there and not names[-1]:
+                raise DataError(
+                    f"class {name!r}: {self.folder.path(name)!r} has no {self.holds}. Put some "
+                    f"there or remove the folder. {allowed}"
+                )
+            every += below
+        if not any(names):
+            raise DataError(f"{str(self.folder)!r} has no {self.holds}. {allowed}")
         # Both splits of an undivided folder skip the same files: one of them warns.
         warns = divided or split == "train"
-        images, counts = _images(self.folder, self.classes, tuple(extensions), warns, self.holds)
-        names, labels = np.array(images), np.repeat(np.arange(len(counts)), counts)
+        with_endings(every, tuple(extensions), str(self.folder) if warns else None)
+        self.names = np.array([name for of_class in names for name in of_class])
+        self.labels = np.repeat(np.arange(len(names)), [*map(len, names)])
         if not divided:
-            rows = split_rows(names, split, val_fraction, split_seed, labels, test_fraction)
-            names, labels = names[rows], labels[rows]
-        self.names, self.labels = names, labels
+            shares = val_fraction, split_seed, self.labels, test_fraction
+            rows = split_rows(self.names, split, *shares)
+            self.names, self.labels = self.names[rows], self.labels[rows]
 
     def __getitem__(self, index: int) -> Sample:
         read = encoded_image if self.lazy else read_image
@@ -126,43 +142,8 @@ class ImageFolder(FolderDataset):
         return [*parts, *self._file_parts(sized), self.labels]
 
 
-def _images(
-    folder: Root, classes: list[str], extensions: tuple[str, ...], warns: bool, holds: str
-) -> tuple[list[bytes], list[int]]:
-    """The images of each class: names, relative to `folder`, and how many there are of each."""
-    allowed = (
-        f"{holds.capitalize()} are files that end in {', '.join(extensions)} (dataset.extensions)."
-    )
-    there = set(folder.folders())
-    others = sorted(there - set(classes))
-    if others:
-        raise DataError(
-            f"{folder.path(others[0])!r}: the training split has no class {others[0]!r} (it has "
-            f"{', '.join(classes[:8])}). Add it there or remove the folder."
-        )
-    names: list[bytes] = []
-    counts: list[int] = []
-    every: list[str] = []
-    for name in classes:
-        below = folder.below(name)
-        files = [f"{name}/{file}" for file in below.files()] if name in there else []
-        images = with_endings(files, extensions, None)
-        if not images and name in there:
-            raise DataError(
-                f"class {name!r}: {str(below)!r} has no {holds}. Put some there or remove the "
-                f"folder. {allowed}"
-            )
-        names += map(os.fsencode, images)
-        counts.append(len(images))
-        every += files
-    if not names:
-        raise DataError(f"{str(folder)!r} has no {holds}. {allowed}")
-    with_endings(every, extensions, str(folder) if warns else None)
-    return names, counts
-
-
-def _is_divided(root: Root) -> bool:
-    """Whether there are folders "train" and "val"."""
+def _is_divided(root: Root, split: str) -> bool:
+    """Whether there are folders "train" and "val", and then one of this split."""
     there = [name for name in ("train", "val") if root.below(name).exists()]
     if len(there) == 1 and root.below(there[0]).folders():
         other = "val" if there == ["train"] else "train"
@@ -170,4 +151,7 @@ def _is_divided(root: Root) -> bool:
             f"{str(root)!r} has a folder {there[0]!r} of classes and none named {other!r}. Add it, "
             f"or set dataset.root={root.path(there[0])} to divide that one by dataset.val_fraction."
         )
+    if len(there) == 2 and not root.below(split).exists():
+        reason = f"{str(root)!r} is divided and has no folder {split!r}; add it"
+        raise ConfigError(Problem("dataset.root", reason))
     return len(there) == 2

@@ -18,10 +18,10 @@ from torch.utils.data import Dataset
 
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
-from penstock.datasets.reading.labels import check_rows, class_names, read_labels
+from penstock.datasets.reading.labels import class_names, read_labels
 from penstock.datasets.reading.mapped_array import MappedArray, not_finite
 from penstock.datasets.reading.root import FolderFile, open_root
-from penstock.datasets.reading.split import Split, check_split, split_rows
+from penstock.datasets.reading.split import Split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.order.keys import IntArray
@@ -64,7 +64,6 @@ class Sequences(FileDataset, Dataset[Sample]):
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction, test_fraction)
         folder = open_root(root, f"{values!r}, {offsets!r} and {labels!r}", files, limits)
         self._values = MappedArray(FolderFile(folder, values), "dataset.values", limits)
         if self._values.dtype.kind != "f" or len(self._values.shape) != 2:
@@ -73,7 +72,6 @@ class Sequences(FileDataset, Dataset[Sample]):
                 f"{self._values.shape}; it must be floats, [sum of lengths, features]."
             )
         bounds = MappedArray(FolderFile(folder, offsets), "dataset.offsets", limits)
-        check_rows(bounds, "dataset.offsets", limits)
         places = _read_offsets(bounds, self._values)
         classed = MappedArray(FolderFile(folder, labels), "dataset.labels", limits)
         all_labels = read_labels(classed, "dataset.labels", limits)
@@ -143,23 +141,14 @@ def _read_offsets(offsets: MappedArray, values: MappedArray) -> IntArray:
             f"{name} is {offsets.dtype} {offsets.shape}; it must be integers, one more than "
             "there are sequences."
         )
-    stored = offsets.array
-    if stored[0] != 0 or stored[-1] != len(values):
+    places = np.array(offsets.array, dtype=np.int64)
+    if places[0] != 0 or places[-1] != len(values):
         raise DataError(
-            f"{name} goes from {stored[0]} to {stored[-1]}; it must go from 0 to the "
+            f"{name} goes from {places[0]} to {places[-1]}; it must go from 0 to the "
             f"{len(values)} rows of {str(values.path)!r}."
         )
-    outside = (stored < 0) | (stored > len(values))  # differences of such could wrap around
-    if outside.any():
-        row = int(np.argmax(outside))
-        raise DataError(
-            f"{name}, row {row}: {stored[row]} is outside of the {len(values)} rows of "
-            f"{str(values.path)!r}."
-        )
-    places = np.array(stored, dtype=np.int64)
-    lengths = np.diff(places)
-    if int(lengths.min()) < 1:
-        row = int(np.argmax(lengths < 1))
+    row = int(np.argmin(np.diff(places)))
+    if places[row + 1] <= places[row]:
         raise DataError(
             f"{name}, sequence {row}: it goes from {places[row]} to {places[row + 1]}; offsets "
             "must go up, and every sequence needs a step at least."

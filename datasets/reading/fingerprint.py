@@ -89,14 +89,12 @@ def fingerprint(parts: Iterable[Part]) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
+        # `dtype.str` includes the byte order, so machines of the other kind hash differently.
+        kind, content = type(part).__name__, part if isinstance(part, bytes) else b""
         if isinstance(part, np.ndarray):
-            # `dtype.str` includes the byte order, so machines of the other kind hash differently.
-            kind = f"array{part.dtype.str}{part.shape}"
-            content = np.ascontiguousarray(part).tobytes()
-        elif isinstance(part, bytes):
-            kind, content = "bytes", part
-        else:
-            kind, content = type(part).__name__, str(part).encode("utf-8", "surrogateescape")
+            kind, content = f"array{part.dtype.str}{part.shape}", part.tobytes()
+        elif not isinstance(part, bytes):
+            content = str(part).encode("utf-8", "surrogateescape")
         digest.update(f"{kind}:{len(content)};".encode())
         digest.update(content)
     return digest.hexdigest()

@@ -16,26 +16,18 @@ from penstock.order.keys import IntArray
 
 def read_labels(labels: MappedArray, key: str, limits: Limits = DEFAULT) -> IntArray:
     """Labels as int64[N]; DataError unless all are integers from 0 to below `limits.classes`."""
-    name = repr(str(labels.path))
+    name = f"{key}: {str(labels.path)!r}"
     if labels.dtype.kind not in "bui" or len(labels.shape) != 1:
         raise DataError(
-            f"{key}: {name} is {labels.dtype} {labels.shape}; labels must be integers, one a row."
+            f"{name} is {labels.dtype} {labels.shape}; labels must be integers, one a row."
         )
-    check_rows(labels, key, limits)
-    stored = labels.array
-    if int(stored.min()) < 0:
-        row = int(np.argmax(stored < 0))
-        raise DataError(f"{key}: {name}, row {row}: label {stored[row]}; labels start at 0.")
-    row = int(np.argmax(stored))
-    check_classes(int(stored[row]) + 1, f"{key}: {name}, row {row}: label {stored[row]}", limits)
-    return np.array(stored, dtype=np.int64)
-
-
-def check_rows(array: MappedArray, key: str, limits: Limits) -> None:
-    """Raise DataError for more rows than `limits.files`, before labels or offsets are loaded."""
-    if len(array) > limits.files:
-        refusal = limits.refusal("files", f"{len(array)} rows")
-        raise DataError(f"{key}: {str(array.path)!r} has {refusal}.")
+    stored = np.array(labels.array, dtype=np.int64)
+    lowest, highest = int(stored.argmin()), int(stored.argmax())
+    if stored[lowest] < 0:
+        raise DataError(f"{name}, row {lowest}: label {stored[lowest]}; labels start at 0.")
+    where = f"{name}, row {highest}: label {stored[highest]}"
+    check_classes(int(stored[highest]) + 1, where, limits)
+    return stored
 
 
 def check_classes(count: int, where: str, limits: Limits) -> None:
@@ -59,15 +51,12 @@ def class_names(file: FolderFile, labels: IntArray, limits: Limits = DEFAULT) ->
     if not file.exists():
         return [str(number) for number in range(count)]
     try:
-        text = file.read(lambda path: read_file(path, limits)).decode("utf-8")
+        names = file.read(lambda path: read_file(path, limits)).decode("utf-8").rstrip().split("\n")
     except (OSError, UnicodeDecodeError, DataError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
         raise DataError(
-            f"dataset.classes: {str(file)!r} cannot be read: {reason}. Give it a name a line, in "
+            f"dataset.classes: {str(file)!r} cannot be read: {error}. Give it a name a line, in "
             "UTF-8."
         ) from error
-    names = text.rstrip().split("\n", limits.classes)
-    check_classes(len(names), f"dataset.classes: {str(file)!r}", limits)
     if len(names) < count:
         raise DataError(
             f"dataset.classes: {str(file)!r} names {len(names)} classes, but there is a label "

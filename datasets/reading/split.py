@@ -32,12 +32,9 @@ def check_split(split: str, val_fraction: float = 0.0, test_fraction: float | No
         raise ConfigError(Problem("data.split", f"{split!r} is not train, val or test"))
     shares = {"val_fraction": val_fraction, "test_fraction": test_fraction or 0.0}
     for name, share in shares.items():
-        if not 0.0 <= share <= 1.0:
-            reason = f"{share} is out of range; allowed: 0 to 1"
+        if not 0.0 <= share <= 1.0 or sum(shares.values()) > 1.0:
+            reason = f"{shares[name]} is out of range; allowed: 0 to 1, and both together"
             raise ConfigError(Problem(f"dataset.{name}", reason))
-    if sum(shares.values()) > 1.0:
-        reason = f"{test_fraction} and dataset.val_fraction={val_fraction} are more than all rows"
-        raise ConfigError(Problem("dataset.test_fraction", reason))
 
 
 def split_rows(

@@ -6,9 +6,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from penstock.datasets.drawn_faces import draw_face
 from penstock.datasets.reading.generated import generated_folder
-from penstock.datasets.synthetic_faces import SyntheticFaces
+from penstock.datasets.synthetic_faces import SyntheticFaces, draw_face
 from penstock.datasets.synthetic_sequences import SyntheticSequences
 from penstock.errors import ConfigError, DataError
 

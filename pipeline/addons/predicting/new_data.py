@@ -28,7 +28,6 @@ from penstock.datasets.image_folder import EXTENSIONS
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import check_reader, encoded_image, read_image
-from penstock.datasets.reading.labels import check_rows
 from penstock.datasets.reading.mapped_array import MappedArray
 from penstock.datasets.reading.root import FolderFile, Root, open_root, with_endings
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
@@ -180,15 +179,14 @@ class Inputs(FileDataset):
             open_root(str(folder), repr(name), None, limits), name if path.is_dir() else path.name
         )
         self._inputs = MappedArray(file, "dataset.root", limits)
-        check_rows(self._inputs, "dataset.root", limits)
 
     def __len__(self) -> int:
         return len(self._inputs)
 
     def __getitem__(self, index: int) -> Sample:
-        from penstock.datasets.arrays import tensors
+        from penstock.datasets.arrays import block
 
-        return {"input": tensors(self._inputs, np.array([index]))[0]}
+        return {"input": block(self._inputs, np.array([index]))[0]}
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The file, of a large one evenly spread blocks."""
