@@ -171,14 +171,10 @@ def _read_table(path: str, shown: str) -> tuple[dict[str, int], npt.NDArray[np.f
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
             rows = [(reader.line_num, row) for row in reader if row]
-    except OSError as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
-            f"cannot read the landmarks {shown!r}: {error.strerror}. "
-            "Set dataset.root to their folder, or dataset.csv to their name in it."
-        ) from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(
-            f"{shown!r} is not UTF-8, or no CSV: {error}. Save it as CSV in UTF-8."
+            f"cannot read the landmarks {shown!r}: {getattr(error, 'strerror', None) or error}. "
+            "Save them as CSV in UTF-8, and set dataset.csv to their name in dataset.root."
         ) from error
     if not rows:
         wrong = "has a header and no rows" if header else "is empty: it needs a header"
@@ -206,10 +202,7 @@ def _read_table(path: str, shown: str) -> tuple[dict[str, int], npt.NDArray[np.f
             raise DataError(f"{where}, column {NAME!r}: {wrong}. Correct the row.")
         lines[name] = line
         for column, place in enumerate(places[1:]):
-            try:
-                value = float(row[place])
-            except ValueError:
-                value = math.nan
+            value = _number(row[place])
             if not abs(value) < 3.4e38:  # of float32
                 raise DataError(
                     f"{where}, column {header[place]!r}: {row[place]!r} is not a finite number. "
@@ -217,3 +210,10 @@ def _read_table(path: str, shown: str) -> tuple[dict[str, int], npt.NDArray[np.f
                 )
             landmarks[number, column] = value
     return lines, landmarks.reshape(len(rows), -1, 2)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

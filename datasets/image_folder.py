@@ -22,7 +22,7 @@ from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import Reader, check_reader, encoded_image, read_image
 from penstock.datasets.reading.labels import check_classes
 from penstock.datasets.reading.root import Root, open_root, with_endings
-from penstock.datasets.reading.split import Split, check_split, split_rows
+from penstock.datasets.reading.split import Split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 
@@ -75,7 +75,6 @@ class ImageFolder(FolderDataset):
         test_fraction: Fraction = 0.0,
     ) -> None:
         check_reader(reader)
-        check_split(split, val_fraction, test_fraction)
         wrong = [name for name in extensions if not re.fullmatch(r"\.[^./A-Z]+", name)]
         if isinstance(extensions, str) or wrong or not extensions:
             reason = f"{extensions!r}; allowed: a list of endings in small letters, as [.jpg, .png]"

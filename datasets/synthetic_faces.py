@@ -17,14 +17,15 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
+from typing import Annotated
 
 from PIL import Image, ImageDraw
+from pydantic import Field
 
 from penstock.datasets.face_landmarks import FaceLandmarks
 from penstock.datasets.reading.generated import generated_data
 from penstock.datasets.reading.image import Reader
 from penstock.datasets.reading.split import Split
-from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Seed
 from penstock.order.keys import hash64
 from penstock.terminal import watched
@@ -51,7 +52,6 @@ class SyntheticFaces(FaceLandmarks):
         val_fraction, split_seed, reader, test_fraction: as in `FaceLandmarks`.
 
     Raises:
-        ConfigError: `count` or `size` is out of range.
         DataError: the data cannot be written.
     """
 
@@ -60,17 +60,13 @@ class SyntheticFaces(FaceLandmarks):
         root: str | None = None,
         split: Split = "train",
         count: Count = 1000,
-        size: Count = 128,
+        size: Annotated[int, Field(ge=32, le=1024)] = 128,
         seed: Seed = 0,
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
         reader: Reader = "torchvision",
         test_fraction: Fraction = 0.0,
     ) -> None:
-        if count < 1:
-            raise ConfigError(Problem("dataset.count", f"{count} faces; allowed: 1 or more"))
-        if not 32 <= size <= 1024:
-            raise ConfigError(Problem("dataset.size", f"{size} pixels; allowed: 32 to 1024"))
         name = f"{count}x{size}-seed{seed}-v{VERSION}"
         with generated_data(
             root, "synthetic_faces", name, lambda folder: _write(folder, name, count, size, seed)

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from penstock.datasets.reading.generated import generated_data
 from penstock.datasets.reading.split import Split
 from penstock.datasets.sequences import Sequences
 from penstock.errors import ConfigError, Problem
-from penstock.files.limits import Count, Fraction, Seed
+from penstock.files.limits import Fraction, Seed
 from penstock.order.keys import hash64
 
+Steps = Annotated[int, Field(ge=3)]
 VERSION = 1  # raise it when the strokes change
 CLASSES = ("straight", "left", "right", "zigzag")
 SHARES = (0.5, 0.25, 0.15, 0.1)  # of the strokes
@@ -48,18 +51,16 @@ class SyntheticSequences(Sequences):
         self,
         root: str | None = None,
         split: Split = "train",
-        count: Count = 2000,
-        shortest: Count = 5,
-        longest: Count = 120,
+        count: Annotated[int, Field(ge=8)] = 2000,
+        shortest: Steps = 5,
+        longest: Steps = 120,
         seed: Seed = 0,
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        if count < 8:
-            raise ConfigError(Problem("dataset.count", f"{count} strokes; allowed: 8 or more"))
-        if not 3 <= shortest <= longest:
-            reason = f"lengths from {shortest} to {longest}; allowed: 3 <= shortest <= longest"
+        if not shortest <= longest:
+            reason = f"lengths from {shortest} to {longest}; shortest is the larger one"
             raise ConfigError(Problem("dataset.shortest", reason))
         name = f"{count}x{shortest}-{longest}-seed{seed}-v{VERSION}"
         lengths = shortest, longest

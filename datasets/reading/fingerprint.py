@@ -5,17 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from penstock.errors import DataError
-from penstock.files.paths import is_remote, local_path
-
-if TYPE_CHECKING:
-    from penstock.datasets.files import Files
 
 
 class DataFile(NamedTuple):
@@ -30,19 +23,6 @@ class DataFile(NamedTuple):
     name: str
     path: str
     version: str = ""
-
-
-def data_file(name: str, address: str, files: Files) -> DataFile:
-    """The file at a path or an address; DataError if its store gives no checksum or version."""
-    if not is_remote(address):
-        return DataFile(name, str(Path(local_path(address)).expanduser()))
-    info = files.remote.look(address)
-    if not info.version:
-        raise DataError(
-            f"{address!r}: its store gives neither a checksum nor a version, so a changed content "
-            "would not be noticed. Set data.fingerprint=sizes, or copy the data here first."
-        )
-    return DataFile(name, address, f"{info.version} {info.size}")
 
 
 Sample = dict[str, Any]  # fields by name

@@ -51,10 +51,6 @@ class FolderDataset(FileDataset, Dataset[Sample]):
         """The addresses of the files of samples."""
         return [[self.path(index)] for index in indices]
 
-    def locality(self, indices: IntArray) -> IntArray:
-        """A file a row."""
-        return indices
-
     def data_files(self) -> Iterator[DataFile]:
         return map(self.folder.data_file, self._names())
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from penstock.datasets.reading.mapped_array import MappedArray
@@ -34,15 +32,6 @@ def check_classes(count: int, where: str, limits: Limits) -> None:
     """Raise DataError for more classes than `limits.classes`; `where` begins the message."""
     if count > limits.classes:
         raise DataError(f"{where} makes {limits.refusal('classes', f'{count} classes')}.")
-
-
-def check_label(label: object, classes: Sequence[str], where: str) -> None:
-    """Raise DataError for a whole number that is none of `classes`, if these are known."""
-    if classes and isinstance(label, int) and not 0 <= label < len(classes):
-        raise DataError(
-            f"{where}: label {label} is none of the {len(classes)} classes. Correct it, or name "
-            "all classes in dataset.classes."
-        )
 
 
 def class_names(file: FolderFile, labels: IntArray, limits: Limits = DEFAULT) -> list[str]:

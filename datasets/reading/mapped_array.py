@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from penstock.datasets.reading.fingerprint import DataFile, Part
 from penstock.datasets.reading.root import FolderFile
@@ -107,16 +106,3 @@ def not_finite(values: npt.NDArray[Any]) -> list[int] | None:
     if values.dtype.kind != "f" or (finite := np.isfinite(values)).all():
         return None
     return [int(number) for number in np.unravel_index(finite.argmin(), finite.shape)]
-
-
-def plain_tensor(values: npt.NDArray[Any]) -> torch.Tensor:
-    """`plain_numbers` as a tensor.
-
-    Raises:
-        ValueError: the values are not numbers, or one of them is not finite.
-    """
-    position = not_finite(values)
-    if position is not None:
-        at = position[0] if len(position) == 1 else position
-        raise ValueError(f"value {at} is {values[tuple(position)]}, which is not finite")
-    return torch.from_numpy(plain_numbers(values))

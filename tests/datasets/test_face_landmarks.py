@@ -181,7 +181,7 @@ def test_a_name_twice_or_empty(folder):
 
 def test_no_text(folder):
     (folder / "face_landmarks.csv").write_bytes(b"\xff\xfe\x00image_name")
-    refused(folder, "is not UTF-8")
+    refused(folder, "in UTF-8")
 
 
 def test_a_missing_image_names_file_and_line(folder):

@@ -7,7 +7,6 @@ from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.packing import pack
 from penstock.addons.packs.recipe import Recipe
 from penstock.addons.tables.parquet import Parquet
-from penstock.datasets.image_folder import ImageFolder
 from penstock.loading.workers.options import LoaderOptions
 from tests.pack_files import Everything
 from tests.table_files import make, write
@@ -31,17 +30,6 @@ def test_tables_tell_row_groups_here_and_files_elsewhere(tmp_path, suffix):
             fields={"number": None},
         )
         assert away.locality(rows).tolist() == (numbers // 20).tolist()
-
-
-def test_folders_have_a_file_a_row(tmp_path):
-    from PIL import Image
-
-    for name in ("a/1", "a/2", "b/1", "b/2"):
-        path = tmp_path / f"{name}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.new("RGB", (4, 4)).save(path)
-    dataset = ImageFolder(str(tmp_path), val_fraction=0.0)
-    assert len(set(dataset.locality(np.arange(4)).tolist())) == 4
 
 
 def test_packs_have_neighbours(tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock import compose
 from penstock.datasets.sequences import Sequences
 from penstock.datasets.synthetic_sequences import SyntheticSequences
 from penstock.errors import ConfigError, DataError
@@ -152,8 +153,8 @@ def test_the_same_strokes_for_the_same_seed(tmp_path):
 
 
 def test_wrong_numbers_of_strokes(tmp_path):
-    with pytest.raises(ConfigError, match=r"dataset\.count: 7 strokes; allowed: 8 or more"):
-        SyntheticSequences(str(tmp_path), count=7)
+    with pytest.raises(ConfigError, match=r"dataset\.count: .* 8"):
+        compose("dataset=sequences", "dataset.count=7")
     with pytest.raises(ConfigError, match=r"dataset\.shortest: lengths from 9 to 8"):
         SyntheticSequences(str(tmp_path), shortest=9, longest=8)
 

@@ -21,15 +21,10 @@ from torch.utils.data import Dataset
 
 from penstock.addons.forecasting.series import series_of
 from penstock.addons.forecasting.windows import Floats, carried
+from penstock.addons.record_files.shard_files import data_file
 from penstock.addons.tabular.frames import TextFormat, check_columns, floats, read_frame
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import (
-    DataFile,
-    FileDataset,
-    Part,
-    Sample,
-    data_file,
-)
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
 

@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.addons.forecasting.series import series_of
+from penstock.addons.record_files.shard_files import data_file
 from penstock.addons.tabular.encoding import oddities
 from penstock.addons.tabular.frames import (
     Frame,
@@ -32,13 +33,7 @@ from penstock.addons.tabular.frames import (
     read_frame,
 )
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import (
-    DataFile,
-    FileDataset,
-    Part,
-    Sample,
-    data_file,
-)
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
 from penstock.datasets.reading.split import Split, check_split, val_count
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Index, Limits

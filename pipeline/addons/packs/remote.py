@@ -23,8 +23,9 @@ import numpy.typing as npt
 from penstock.addons.packs.fields import Numbers
 from penstock.addons.packs.folder import RECORD, Indices, Pack, damaged, read_record
 from penstock.addons.record_files.remote_bytes import npy_header
+from penstock.addons.record_files.shard_files import data_file
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, data_file
+from penstock.datasets.reading.fingerprint import DataFile
 from penstock.errors import DataError
 
 if TYPE_CHECKING:

@@ -16,11 +16,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.addons.record_files.rows import RowSplit
+from penstock.datasets.reading.fingerprint import DataFile
 from penstock.datasets.reading.root import open_root
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.paths import is_remote, local_path
 
 if TYPE_CHECKING:
     from penstock.datasets.files import Files
@@ -114,6 +117,19 @@ def _found(root: str, suffixes: tuple[str, ...], files: Files) -> dict[str, str]
     folder = open_root(root, "the files", files, files.limits)
     names = [name for name in folder.files() if name.lower().endswith(suffixes)]
     return {name: folder.path(name) for name in names if name.rpartition("/")[2][0] != "_"}
+
+
+def data_file(name: str, address: str, files: Files) -> DataFile:
+    """The file at a path or an address; DataError if its store gives no checksum or version."""
+    if not is_remote(address):
+        return DataFile(name, str(Path(local_path(address)).expanduser()))
+    info = files.remote.look(address)
+    if not info.version:
+        raise DataError(
+            f"{address!r}: its store gives neither a checksum nor a version, so a changed content "
+            "would not be noticed. Set data.fingerprint=sizes, or copy the data here first."
+        )
+    return DataFile(name, address, f"{info.version} {info.size}")
 
 
 def expand_braces(pattern: str) -> list[str]:

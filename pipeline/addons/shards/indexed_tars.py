@@ -27,14 +27,19 @@ from torch.utils.data import Dataset
 from penstock.addons.record_files.cache_folder import CacheFolder
 from penstock.addons.record_files.positioned_file import PositionedFile, blocks_of_each
 from penstock.addons.record_files.remote_bytes import RemoteBytes, side_by_side
-from penstock.addons.record_files.shard_files import OpenFiles, ShardFiles
+from penstock.addons.record_files.shard_files import OpenFiles, ShardFiles, data_file
 from penstock.addons.shards.tar import index
 from penstock.addons.shards.tar.archive import PLAIN, Dots, PlainTar, read_parts
-from penstock.addons.shards.tar.fields import NUMBERS, TEXTS, choose_fields, make_fields
+from penstock.addons.shards.tar.fields import (
+    NUMBERS,
+    TEXTS,
+    check_label,
+    choose_fields,
+    make_fields,
+)
 from penstock.datasets.files import Files, WholeFilesError
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
 from penstock.datasets.reading.image import Reader, check_reader
-from penstock.datasets.reading.labels import check_label
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed

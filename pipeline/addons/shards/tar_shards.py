@@ -24,7 +24,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from penstock.addons.record_files.positioned_file import PositionedFile
-from penstock.addons.record_files.shard_files import OpenFiles, ShardFiles
+from penstock.addons.record_files.shard_files import OpenFiles, ShardFiles, data_file
 from penstock.addons.shards.tar.archive import (
     COMPRESSED,
     PLAIN,
@@ -34,11 +34,10 @@ from penstock.addons.shards.tar.archive import (
     read_parts,
     read_samples,
 )
-from penstock.addons.shards.tar.fields import choose_fields, make_fields
+from penstock.addons.shards.tar.fields import check_label, choose_fields, make_fields
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
 from penstock.datasets.reading.image import Reader, check_reader
-from penstock.datasets.reading.labels import check_label
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Fraction, Limits, Seed

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from penstock.addons.record_files.shard_files import data_file
 from penstock.addons.stores.catalog import Catalog
 from penstock.addons.stores.listing import FileInfo
 from penstock.addons.stores.parts import GAP, Came, Part, as_part, part_address
@@ -36,7 +37,7 @@ from penstock.addons.stores.request_gate import RequestGate, unusable
 from penstock.addons.stores.retry import Damaged, RetryPolicy
 from penstock.addons.stores.store import Store, check_options
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, data_file
+from penstock.datasets.reading.fingerprint import DataFile
 from penstock.datasets.reading.root import Root
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.paths import join

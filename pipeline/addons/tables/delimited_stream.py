@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from penstock.addons.record_files.positioned_file import PositionedFile
-from penstock.addons.record_files.shard_files import ShardFiles
+from penstock.addons.record_files.shard_files import ShardFiles, data_file
 from penstock.addons.tables.text.delimited_format import (
     BadRecord,
     Columns,
@@ -25,7 +25,7 @@ from penstock.addons.tables.text.delimited_format import (
 from penstock.addons.tables.text.record_index import Quoting
 from penstock.addons.tables.text.record_reader import compression_of, line_at, read_records
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from penstock.addons.record_files.shard_files import data_file
 from penstock.addons.tabular.encoding import (
     Encoding,
     Kind,
@@ -41,13 +42,7 @@ from penstock.addons.tabular.frames import (
     words,
 )
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import (
-    DataFile,
-    FileDataset,
-    Part,
-    Sample,
-    data_file,
-)
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
 from penstock.datasets.reading.labels import check_classes
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.addons.record_files.rows import plain_tensor
 from penstock.addons.shards.tar.archive import Dots
 from penstock.datasets.reading.fingerprint import Sample
 from penstock.datasets.reading.image import decode_image, undecoded
-from penstock.datasets.reading.mapped_array import plain_tensor
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
 
@@ -239,3 +239,12 @@ _DECODERS: dict[str, tuple[Callable[[bytes], object], str]] = {
     "json": (_json, "JSON"),
     "npy": (_array, "a usable array of numbers"),
 }
+
+
+def check_label(label: object, classes: Sequence[str], where: str) -> None:
+    """Raise DataError for a whole number that is none of `classes`, if these are known."""
+    if classes and isinstance(label, int) and not 0 <= label < len(classes):
+        raise DataError(
+            f"{where}: label {label} is none of the {len(classes)} classes. Correct it, or name "
+            "all classes in dataset.classes."
+        )

@@ -24,7 +24,7 @@ from penstock.addons.record_files.rows import (
     no_column,
     rows_before,
 )
-from penstock.addons.record_files.shard_files import ShardFiles, split_of
+from penstock.addons.record_files.shard_files import ShardFiles, data_file, split_of
 from penstock.addons.tables.arrow.cells import Cells, read_cells
 from penstock.addons.tables.arrow.columns import (
     Fields,
@@ -52,7 +52,7 @@ from penstock.addons.tables.arrow.gathering import (
     layouts_of,
 )
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
 from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
