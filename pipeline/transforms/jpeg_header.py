@@ -39,7 +39,8 @@ def jpeg_header(content: bytes) -> JpegHeader | None:
     """
     if content[:2] != b"\xff\xd8" or content[-2:] != b"\xff\xd9":
         return None
-    size = orientation = None
+    size: tuple[int, int] | None = None
+    orientation: int | None = None
     at, last = 2, len(content) - 4
     for _ in range(_MOST_MARKERS):
         if at > last or content[at] != 0xFF:
@@ -51,9 +52,9 @@ def jpeg_header(content: bytes) -> JpegHeader | None:
         length = content[at + 2] << 8 | content[at + 3]
         if marker in _REFUSED or length < 2 or (marker == _SCAN and size is None):
             return None
-        if marker == _SCAN:
-            orientation = orientation or 1
-            return JpegHeader(*(size if orientation < 5 else size[::-1]), orientation)
+        if marker == _SCAN and size is not None:
+            width, height = size if (orientation or 1) < 5 else size[::-1]
+            return JpegHeader(width, height, orientation or 1)
         segment = content[at + 4 : at + 2 + length]
         if marker in _FRAMES:
             if size or len(segment) < 6 or segment[0] != 8 or segment[5] not in (1, 3):
