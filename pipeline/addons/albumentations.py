@@ -44,7 +44,7 @@ class Albumentations:
         self._generators = np.random.default_rng(), random.Random()  # of all that is made
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        done, arguments, old = dict(sample), {}, {}
+        done, arguments, old = dict(sample), dict[str, Any](), dict[str, Any]()
         masks = [name for name, value in sample.items() if isinstance(value, tv_tensors.Mask)]
         arguments |= {"masks": [_array(sample[name]) for name in masks]} if masks else {}
         for argument, kind in _KINDS.items():
