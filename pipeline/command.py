@@ -67,8 +67,13 @@ def main(
     try:
         with preemption.Preemption(_say_once, at_once=True):
             if "--version" in argv:  # in every report of a problem
-                packages = ("penstock-loader", "torch", "hydra-core")
-                put(*(f"{name} {version(name)}," for name in packages), "Python", sys.version)
+                put(
+                    *(
+                        f"{one} {version(one)},"
+                        for one in ("penstock-loader", "torch", "hydra-core")
+                    ),
+                    f"Python {sys.version}",
+                )
             else:
                 _start(list(argv), trust, config_dir)
         return 0
@@ -159,10 +164,10 @@ def _stored(name: str, made: DictConfig, words: Sequence[str]) -> Any:
 def _no_option(option: str, argv: Sequence[str]) -> Problem:
     """The problem of an unknown option; most are keys, written as other programs take them."""
     name, _, value = option.partition("=")
-    after = argv[argv.index(option) + 1 :] if option in argv else ()
+    value = value or " ".join(argv).partition(f"{option} ")[2].partition(" ")[0] or "..."
     way = (
         familiar.advice(name)
-        or familiar.advice(name.strip("-"), value or next(iter(after), "..."))
+        or familiar.advice(name.strip("-"), value)
         or "; keys stand without dashes, as in batch.size=32"
     )
     return Problem(name, f"there is no such option{way}. All are in --help")

@@ -41,8 +41,11 @@ class ConfigError(PenstockError):
     exit_code = 2
 
     def __init__(self, problems: str | Problem | Iterable[Problem]) -> None:
-        one = Problem("", problems) if isinstance(problems, str) else problems
-        self.problems = [one] if isinstance(one, Problem) else list(one)
+        self.problems = (
+            [problems if isinstance(problems, Problem) else Problem("", problems)]
+            if isinstance(problems, str | Problem)
+            else list(problems)
+        )
         many = f"{len(self.problems)} errors in the configuration:\n  "
         self.kind = many if len(self.problems) > 1 else "error in the configuration: "
         super().__init__("\n  ".join(str(problem) for problem in self.problems))

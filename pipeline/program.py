@@ -29,15 +29,12 @@ def text(*words: str) -> str:
     return f"{os.environ.get(VARIABLE) or started(None, ())} {joined(words)}".rstrip()
 
 
-def resume(folder: object, *words: str) -> str:
-    """The command that continues the run in a folder."""
-    return text(override("resume", folder), *words)
-
-
 def joined(words: Sequence[str]) -> str:
     """Words for a shell; those with a single quote in double ones, if a person can read them."""
-    readable = re.compile(r"""[^"$`!\\]*'[^"$`!\\]*""")
-    return " ".join(f'"{one}"' if readable.fullmatch(one) else shlex.quote(one) for one in words)
+    return " ".join(
+        f'"{one}"' if re.fullmatch(r"""[^"$`!\\]*'[^"$`!\\]*""", one) else shlex.quote(one)
+        for one in words
+    )
 
 
 def override(key: str, value: object) -> str:

@@ -39,9 +39,14 @@ def one_line(text: object) -> str:
 
 def say(*words: object, end: str = "\n") -> None:
     """Print a message to stderr; a full disk below it ends nothing."""
-    clear = "\x1b[K" if sys.stderr.isatty() else ""  # what a progress line has left here
     with suppress(OSError):
-        print(clear + printable(" ".join(map(str, words))), end=end, file=sys.stderr, flush=True)
+        print(
+            "\x1b[K" * sys.stderr.isatty()  # clears what a progress line has left here
+            + printable(" ".join(map(str, words))),
+            end=end,
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def put(*words: object) -> None:

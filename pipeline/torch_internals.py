@@ -1,11 +1,10 @@
 """The parts of torch that Penstock uses and that are not public.
 
-    ExceptionWrapper, wrap_exception, pin_memory    as torch's own workers and pinning use them
+    ExceptionWrapper, pin_memory    as torch's own workers and pinning use them
     worker_info                     sets the answer of `torch.utils.data.get_worker_info()`
     numpy_seed                      (seed, worker) -> what torch's workers seed numpy with
     shared_storage, share_by        CPU memory that other processes can map; who makes it
     map_descriptor, descriptor_and_size   the memory behind a descriptor, and the reverse
-    DRAWING                         functions behind `torch.distributions` that draw
     scale                           multiplies tensors by a number in place, in one call
     register_pytree_node            lets `tree_map` look into a class
 
@@ -14,7 +13,6 @@ Tested with torch 2.15. With a torch that lacks one of them, importing this file
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +26,6 @@ try:
     from torch.utils.data._utils.pin_memory import pin_memory as pin_memory
 
     WorkerInfo = _worker.WorkerInfo
-    DRAWING: tuple[object, ...] = (torch._standard_gamma, torch._sample_dirichlet)
     numpy_seed: Any = _worker._generate_state
     scale: Any = torch._foreach_mul_
     # A descriptor may be closed once it is mapped.
@@ -41,24 +38,6 @@ except (ImportError, AttributeError) as error:
         f"torch {torch.__version__} differs inside from 2.15, which Penstock was tested with: "
         f"{error}. Install that version, or a newer Penstock"
     ) from error
-
-
-def wrap_exception(error: BaseException, where: str) -> ExceptionWrapper:
-    """An error as it travels to the process that raises it again: its type and its text.
-
-    A type that cannot be sent, or made of a text alone, becomes RuntimeError: torch's wrapper would
-    lose the text. So does SystemExit, which would end that process.
-    """
-    kind = (
-        type(error)
-        if isinstance(error, Exception) and not getattr(type(error), "message", None)
-        else RuntimeError
-    )
-    try:
-        pickle.dumps(kind)
-    except Exception:
-        kind = RuntimeError
-    return ExceptionWrapper((kind, error, error.__traceback__), where=where)
 
 
 @contextmanager
@@ -84,8 +63,11 @@ def share_by(make: Callable[[int], Any]) -> None:
     """
 
     def made(cls: Any, size: int, *, device: Any = "cpu") -> Any:
-        strategy = torch.multiprocessing.get_sharing_strategy()
-        if size and strategy == "file_descriptor" and torch.device(device).type == "cpu":
+        if (
+            size
+            and torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
+            and torch.device(device).type == "cpu"
+        ):
             return make(size)
         return _new_shared(size, device=device)
 

@@ -29,8 +29,8 @@ from torchvision import tv_tensors
 from penstock.datasets.reading.file_kind import stranger
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import read_file
-from penstock.files.encoded import TURNED, EncodedImage, notices
 from penstock.files.limits import DEFAULT, Limits
+from penstock.loading.encoded import TURNED, EncodedImage, notices
 from penstock.transforms.jpeg_header import jpeg_header, without_exif
 
 Reader = Literal[

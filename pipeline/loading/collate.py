@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import default_collate, default_convert
 
 from penstock.errors import DataError
-from penstock.files.encoded import EncodedImage
+from penstock.loading.encoded import EncodedImage
 from penstock.loading.output import contiguous_view
 from penstock.order.keys import IntArray
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from penstock.errors import DataError
-from penstock.files.encoded import EncodedImage
 from penstock.loading.collate import plain
+from penstock.loading.encoded import EncodedImage
 
 if TYPE_CHECKING:
     from penstock.loading.batch import Batch

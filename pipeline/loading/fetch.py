@@ -23,7 +23,6 @@ import numpy as np
 from torch.utils.data import Subset
 
 from penstock.errors import DataError
-from penstock.files.encoded import notices
 from penstock.loading import output, worker_status
 from penstock.loading.bad_samples import (
     ATTEMPTS,
@@ -42,6 +41,7 @@ from penstock.loading.bad_samples import (
 from penstock.loading.batch import Batch
 from penstock.loading.collate import Mismatch, kinds_of
 from penstock.loading.digests import hash_sample
+from penstock.loading.encoded import notices
 from penstock.loading.facts import own_row, sample_name
 from penstock.loading.fields import NAMELESS, Fields, OwnCollate, Restore, restorer
 from penstock.loading.stage_timer import StageTimer

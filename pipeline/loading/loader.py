@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.distributed.world import World, has_accelerator
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.encoded import said
 from penstock.loading.bad_samples import Budget
 from penstock.loading.batch import Batch
+from penstock.loading.encoded import said
 from penstock.loading.facts import row_counts, unfiltered
 from penstock.loading.fetch import Fetch
 from penstock.loading.known_by import agree

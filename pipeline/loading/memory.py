@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.files.encoded import EncodedImage
+from penstock.loading.encoded import EncodedImage
 
 try:
     import resource

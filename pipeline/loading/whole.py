@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from penstock.errors import PenstockError
-from penstock.files.encoded import EncodedImage, StoredPictures
 from penstock.loading import worker_status
 from penstock.loading.bad_samples import BadSampleError
 from penstock.loading.collate import Mismatch, Stack, columns, kinds_of, stack
 from penstock.loading.compose import Compose
+from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.loading.facts import SomeRows
 
 if TYPE_CHECKING:

@@ -119,7 +119,8 @@ class Fit:
         self.display = Observer()
         self.result, self.levels = Result(), dict[str, Record]()
         if opened.checkpoints:
-            group.hint(f"To resume:\n  {program.resume(opened.checkpoints.folder.parent)}")
+            resumed = program.override("resume", opened.checkpoints.folder.parent)
+            group.hint(f"To resume:\n  {program.text(resumed)}")
         if opened.folder and config.trainer.progress != "none":
             with only_shown("the summary"):
                 say(summary.summary(self))
@@ -261,7 +262,8 @@ class Fit:
                 where = "after the last step" if self.result.history else "before the first step"
                 why = f"{error.name}: stopped {where}; nothing was lost"
             lost = "Nothing was saved, as trainer.checkpoint is null"
-            then = f"To resume:\n  {program.resume(folder.path)}" if opened.checkpoints else lost
+            resumed = program.text(program.override("resume", folder.path))
+            then = f"To resume:\n  {resumed}" if opened.checkpoints else lost
             raise Preempted(f"{why}. {then}") from error
         except Exception as error:
             why = reason(error)
@@ -294,8 +296,9 @@ class Fit:
         words = "task=replay", f"epoch={error.epoch}", f"step={error.step}"
         again = program.text(*of_run(overrides()), *words)
         here = Skipped.of([[error.epoch, error.step], [error.epoch, error.step + 1]])
-        skip = program.resume(
-            self.folder.path, f"trainer.skip={self.train_loader.plan.skipped | here}"
+        skip = program.text(
+            program.override("resume", self.folder.path),
+            f"trainer.skip={self.train_loader.plan.skipped | here}",
         )
         saved = self.opened.checkpoints and self.opened.checkpoints.saved()  # all of before it
         return (

@@ -21,8 +21,8 @@ from PIL import Image, ImageOps
 from torchvision import tv_tensors
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.encoded import TURNED, EncodedImage, StoredPictures, notices
 from penstock.files.limits import Count, Fraction, Limits
+from penstock.loading.encoded import TURNED, EncodedImage, StoredPictures, notices
 from penstock.loading.output import allocate, allocate_row
 from penstock.order.keys import KeyArray, key_at_hand
 from penstock.transforms import native_images

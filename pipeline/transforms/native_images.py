@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from penstock.files.encoded import StoredPictures
 from penstock.loading import worker_status
+from penstock.loading.encoded import StoredPictures
 from penstock.transforms.crops import Crops
 from penstock.transforms.jpeg_header import JpegHeader
 

@@ -11,7 +11,7 @@ from torchvision import tv_tensors
 
 from penstock.datasets.face_landmarks import FaceLandmarks
 from penstock.errors import ConfigError, DataError
-from penstock.files.encoded import notices
+from penstock.loading.encoded import notices
 from tests.face_folder import read_csv, write_csv, write_faces
 
 FACES = Path(__file__).parents[2].parent / "shared" / "data" / "faces"

@@ -18,8 +18,8 @@ from penstock.datasets.reading.image import (
     read_image,
 )
 from penstock.errors import ConfigError, DataError
-from penstock.files.encoded import notices
 from penstock.files.limits import Limits
+from penstock.loading.encoded import notices
 from penstock.transforms.image_decoding import DecodeResize
 from tests.program import run
 

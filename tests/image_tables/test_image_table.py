@@ -13,8 +13,8 @@ from PIL import Image
 from penstock.addons.image_tables.drawn_scenes import DrawnScenes
 from penstock.addons.image_tables.image_table import ImageTable
 from penstock.errors import ConfigError, DataError
-from penstock.files.encoded import EncodedImage
 from penstock.files.limits import Limits
+from penstock.loading.encoded import EncodedImage
 
 HEAD = ["path", "label", "age", "text", "patient", "part", "tags", "flag"]
 

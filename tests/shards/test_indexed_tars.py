@@ -17,7 +17,7 @@ from penstock.addons.shards.tar import index
 from penstock.addons.shards.tar_shards import TarShards
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
-from penstock.files.encoded import EncodedImage
+from penstock.loading.encoded import EncodedImage
 from tests import epochs
 from tests.support.store_server import InThread, Shelf
 

@@ -26,8 +26,8 @@ from penstock.addons.shards.tar.archive import (
 from penstock.addons.shards.tar_shards import TarShards
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
-from penstock.files import encoded
 from penstock.files.limits import Limits
+from penstock.loading import encoded
 from penstock.loading.collate import List
 from penstock.loading.loader import Loader
 from penstock.loading.stream import StreamFetch

@@ -22,9 +22,9 @@ from penstock.build.data import DataParts
 from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.reading.image import encoded_image, read_image
 from penstock.errors import ConfigError, DataError
-from penstock.files.encoded import EncodedImage, StoredPictures
 from penstock.loading import output
 from penstock.loading.collate import Stack
+from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader, LoaderOptions
 from penstock.order.keys import begin_sample, hash64

@@ -16,7 +16,7 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.errors import DataError
-from penstock.files.encoded import EncodedImage
+from penstock.loading.encoded import EncodedImage
 from penstock.loading.output import allocate
 
 Numbers = npt.NDArray[Any]

@@ -27,9 +27,9 @@ from penstock.datasets.reading.fingerprint import DataFile, fingerprint
 from penstock.datasets.reading.image import check_reader, decode_image
 from penstock.datasets.reading.root import open_root
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.encoded import EncodedImage, StoredPictures
 from penstock.files.limits import DEFAULT, Limits
 from penstock.files.paths import is_remote
+from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.order.keys import IntArray
 
 if TYPE_CHECKING:

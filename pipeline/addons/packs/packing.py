@@ -31,11 +31,11 @@ from penstock.datasets.files import Files
 from penstock.distributed.world import World, usable_cpus
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.disk import sync_folder
-from penstock.files.encoded import EncodedImage
 from penstock.files.locks import lock, lock_beside
 from penstock.files.paths import is_remote, join
 from penstock.loading.bad_samples import BadSamples
 from penstock.loading.batch import Batch
+from penstock.loading.encoded import EncodedImage
 from penstock.loading.fetch import Fetch
 from penstock.loading.fields import Fields
 from penstock.loading.loader import Loader

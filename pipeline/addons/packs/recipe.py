@@ -27,9 +27,9 @@ from penstock.config.schema import Config
 from penstock.config.targets import options
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
-from penstock.files.encoded import EncodedImage
 from penstock.files.limits import Count
 from penstock.files.paths import is_remote
+from penstock.loading.encoded import EncodedImage
 from penstock.order.plan import is_stream
 from penstock.runs.identity.fingerprints import other_than_own
 from penstock.terminal import put

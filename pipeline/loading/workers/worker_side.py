@@ -13,6 +13,7 @@ import faulthandler
 import fcntl
 import gc
 import os
+import pickle
 import queue
 import random
 import select
@@ -36,7 +37,7 @@ from penstock.loading.fetch import Fetch
 from penstock.loading.workers.backends import attempt
 from penstock.loading.workers.channel import Receiver, pack, send, share_anonymously, unpack
 from penstock.loading.workers.request_queue import QueueReader
-from penstock.torch_internals import WorkerInfo, numpy_seed, worker_info, wrap_exception
+from penstock.torch_internals import ExceptionWrapper, WorkerInfo, numpy_seed, worker_info
 
 DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR2)  # asks a worker for its stack
 
@@ -139,12 +140,12 @@ def run(context: WorkerContext) -> None:
             if context.worker_init_fn is not None:
                 context.worker_init_fn(number)
         except Exception as failed:
-            error = wrap_exception(failed, where)  # the first result
+            error = _wrapped(failed, where)  # the first result
         while (request := requests.get()) is not None:
             try:
                 result = error or attempt(fetch, request)
             except BaseException as failed:  # sys.exit() in a sample, too
-                result = wrap_exception(failed, where)
+                result = _wrapped(failed, where)
             error = None
             requests.put(result)
             del request, result  # the next one may need their memory
@@ -243,9 +244,27 @@ class PoolConnection:
             packed = pack(result)
         except Exception as error:
             where = f"in loader worker process {os.getpid()}, while its batch was sent"
-            packed = pack(wrap_exception(error, where))
+            packed = pack(_wrapped(error, where))
         del result
         try:
             send(self._sock, packed)
         except OSError:
             sys.exit(0)  # of this thread; the main process is gone
+
+
+def _wrapped(error: BaseException, where: str) -> ExceptionWrapper:
+    """An error as it travels to the process that raises it again: its type and its text.
+
+    A type that cannot be sent, or made of a text alone, becomes RuntimeError: torch's wrapper would
+    lose the text. So does SystemExit, which would end that process.
+    """
+    kind = (
+        type(error)
+        if isinstance(error, Exception) and not getattr(type(error), "message", None)
+        else RuntimeError
+    )
+    try:
+        pickle.dumps(kind)
+    except Exception:
+        kind = RuntimeError
+    return ExceptionWrapper((kind, error, error.__traceback__), where=where)
