@@ -207,9 +207,7 @@ def execute(config: Config | None) -> float | None:
         [terminal.Handler()] if HydraConfig.get().job_logging.get("root") is None else []
     )
     if config is None:
-        return import_module("penstock.addons.sweeps.sweep").run_job(  # type: ignore[no-any-return]
-            _composed, _run, report
-        )
+        return import_module("penstock.addons.sweeps.sweep").run_job(_composed, _run, report)
     try:
         return _run(config)
     except (Exception, preemption.Stop) as error:
@@ -233,7 +231,7 @@ def _run(config: Config) -> float | None:
             *overrides(),
             program.override("run_dir", config.run_dir),  # the last one counts
         ]
-        return launch.run(  # type: ignore[no-any-return]
+        return launch.run(
             launch.this_program(words, os.environ.get("PENSTOCK_SCRIPT")),
             count,
             config.distributed.max_restarts,

@@ -26,6 +26,7 @@ KNOWN_TO_DATASETS = (
     "penstock.terminal",
     "penstock.seams",
     "penstock.files",
+    "penstock.loading.encoded",
     "penstock.order.keys",
     "penstock.transforms.jpeg_header",
 )

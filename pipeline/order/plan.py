@@ -222,9 +222,22 @@ def not_empty(plan: Plan, rows: int, sampler: str) -> Plan:
     """
     if plan.steps(0):
         return plan
-    way = "; set a smaller batch.size, or batch.tail=keep" if plan.tail == "drop" else ""
-    reason = f"{sampler} forms no batch of {plan.batch_size} of the dataset's {rows} rows{way}"
-    raise ConfigError(Problem("sampler", reason))
+    size, forms = plan.batch_size, isinstance(plan.sampler, BatchStrategy)
+    rows_given = rows if forms else plan.sampler.size(0)
+    if plan.tail == "drop" and rows_given:
+        less = "leaves out what is less than a batch"
+        way = f"set batch.size={rows_given} or less, or batch.tail=keep"
+        problem = Problem(
+            "batch.size",
+            f"{size} is more than the {rows_given} samples of an epoch, and "
+            f"batch.tail=drop {less}, so nothing is left; {way}",
+        )
+        if forms:
+            reason = f"drop {less} of {size}, and {sampler} forms no full one of {rows} rows; {way}"
+            problem = Problem("batch.tail", reason)
+        raise ConfigError(problem)
+    gives = "forms no batch of" if forms else "gives none of"
+    raise ConfigError(Problem("sampler", f"{sampler} {gives} the dataset's {rows} rows"))
 
 
 def is_stream(dataset: object) -> bool:

@@ -14,6 +14,7 @@ import traceback
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from penstock.distributed.preemption import asked, waiting
@@ -46,10 +47,9 @@ class ThreadBackend:
             pool.close()
 
     def _results(self, pool: _ThreadPool, requests: Iterator[Asked]) -> Results:
-        if not self._fetch.draws_nothing and (first := next(requests, None)) is not None:
-            # Made here, it shows whether data code draws from what threads would share.
-            with waiting():
-                yield attempt(self._fetch.first_of_threads, first)
+        if not self._fetch.draws_nothing:
+            # The first batch, made alone, shows whether data code draws from what threads share.
+            yield from windowed(pool, islice(requests, 1), self._options)
         yield from windowed(pool, requests, self._options)
 
     def close(self) -> None:
@@ -77,8 +77,9 @@ class _ThreadPool:
         """Work on one task after another, in that thread."""
         while (task := self._tasks.get()) is not None:
             thread.request = task.request
+            make = self._fetch if self._fetch.draws_nothing else self._fetch.first_of_threads
             try:
-                task.result = attempt(self._fetch, task.request)
+                task.result = attempt(make, task.request)
             except BaseException as error:
                 task.result = error
             thread.request = None
