@@ -154,7 +154,7 @@ torch.nn.Module.load_state_dict torch.optim.Optimizer.load_state_dict torch.nn.f
 torch.nn.utils.clip_grad_norm_ torch.utils.data.DataLoader torch.utils.data.random_split torchvision.io.read_image
 torchvision.datasets.LSUN torchvision.datasets.folder.default_loader torch.utils.data.datapipes.iter.FileOpener
 torchvision.transforms.v2.functional.register_kernel torchvision.transforms.Resize skimage.io.imread
-torchmetrics.text.bert.BERTScore tοrch.nn.Linear torchmetrics.image.fid.FrechetInceptionDistance skimage.data.astronaut
+torchmetrics.text.bert.BERTScore tοrch.nn.Linear torchmetrics.image.fid.FrechetInceptionDistance skimage.color.rgb2gray
 torchmetrics.functional.accuracy penstock.runs.checkpoint.load penstock.order.samplers.hash64 penstock.config.targets.make
 penstock.command.main penstock.files.disk.Path penstock.datasets.reading.split.split_rows
 penstock.datasets.face_landmarks.read_image torch.nn.functional.torch.hub.load torch.nn.modules.module.torch.load
@@ -168,11 +168,11 @@ torch.optim.lr_scheduler.OneCycleLR torch.utils.data.RandomSampler torch.utils.d
 torch.utils.data.default_collate torch.utils.data.BatchSampler torchvision.datasets.FakeData torchvision.datasets.CIFAR10
 torchvision.datasets.mnist.MNIST torchvision.datasets.ImageFolder torchvision.transforms.v2.Resize
 torchvision.transforms.v2.Lambda torchvision.transforms.v2.functional.horizontal_flip torchvision.models.resnet18
-skimage.color.rgb2gray torchvision.models.ResNet torchvision.models.detection.ssd300_vgg16 torchmetrics.MeanMetric
+torchvision.models.ResNet torchvision.models.detection.ssd300_vgg16 torchmetrics.MeanMetric
 torchmetrics.classification.MulticlassRecall penstock.datasets.face_landmarks.FaceLandmarks penstock.order.samplers.Weighted
 penstock.loading.collate.Pad penstock.transforms.image.LandmarkFlip penstock.training.models.torchvision_model
 penstock.training.objective.LandmarkRegression penstock.training.metrics.NormalizedMeanError
-penstock.addons.trackers.tracker.Nothing skimage.filters.gaussian mine.Net mine.add mine.resnet18"""
+penstock.addons.trackers.tracker.Nothing mine.Net mine.add mine.resnet18"""
 # A package that a person trusts, by its name.
 MINE = """import functools, os, torch
 from hydra.experimental.callback import Callback as Seen

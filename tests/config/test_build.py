@@ -129,11 +129,8 @@ def test_a_persons_own_code_keeps_its_error():
 
 
 def test_a_parts_own_complaint_gets_the_key_of_this_configuration():
-    node = {"_target_": "penstock.transforms.image.Normalize", "statistics": "imagnet"}
-    with pytest.raises(ConfigError, match=r"^transform.train.norm.statistics: 'imagnet'"):
-        make(node, "transform.train.norm")
     node = {"_target_": "penstock.order.samplers.Subset", "length": 3, "seed": 0, "fraction": 2.0}
-    with pytest.raises(ConfigError, match=r"^sampler.fraction: 2.0"):
+    with pytest.raises(ConfigError, match=r"^sampler.fraction: .*fraction=2.0 choose none of 3 rows"):
         make(node, "sampler")
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from penstock import command
+from penstock import command, program
 from penstock.addons.sweeps.sweep import jobs_of
 from penstock.config import hydra
 from penstock.distributed.world import World
@@ -341,10 +341,9 @@ def test_an_epoch_that_is_no_multiple_of_accumulate_is_told(faces, capsys, tmp_p
 
 def test_trust_and_folders_are_part_of_the_command_to_paste(monkeypatch):
     monkeypatch.setenv("PENSTOCK_COMMAND", "python run.py --trust mine")
-    monkeypatch.setattr(hydra, "overrides", lambda: ["task=fit", "model.name=a b", "epoch=3"])
-    assert hydra.command_line("task=replay") == (
-        "python run.py --trust mine 'model.name=a b' task=replay"
-    )
+    words = hydra.of_run(["task=fit", "model.name=a b", "epoch=3"])
+    again = program.text(*words, "task=replay")
+    assert again == "python run.py --trust mine 'model.name=a b' task=replay"
     assert "hydra" in sys.modules  # tasks may know it
 
 
