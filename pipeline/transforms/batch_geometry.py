@@ -182,7 +182,7 @@ class RandomResizedCrop(Geometric):
         self.crop = RandomAreaCrop(scale, ratio, flip=0.0)
 
     def move(self, random: KeyedRandom, height: int, width: int) -> Move:
-        sizes = (np.full(len(random), side) for side in (width, height))
+        sizes = (np.full(len(random.keys), side) for side in (width, height))
         crops, size = self.crop(random.child("crop").keys, *sizes), self.size
 
         def points(points: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def test_what_cannot_be_put_together_is_reported():
 
     with pytest.raises(DataError, match=r"cannot do so with mask \(field 'mask'\)"):
         made(Mosaic(), range(4), fields=["boxes", "labels", "mask"])
-    with pytest.raises(DataError, match="needs the field 'image' as a stack"):
+    with pytest.raises(DataError, match=r"needs stacks of pictures .*choose collate=stack"):
         made(Mosaic(), range(4), collate=List())
     with pytest.raises(DataError, match=r"a field 'boxes' of BoundingBoxes .*collate=boxes"):
         made(Mosaic(), range(4), fields=["labels"])
