@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, field
-from itertools import count, islice
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from itertools import count, islice, repeat
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -79,8 +79,7 @@ class _Fetch:
     """What executors ask of a fetch besides calling it."""
 
     seed = 0
-    transform: ClassVar[None] = None
-    batch_transform: ClassVar[None] = None
+    transform = batch_transform = None
     compared = True
     in_turn = draws_nothing = False
     dataset: Any
@@ -308,18 +307,15 @@ class DataLoader(torch_data.DataLoader[Sample]):
             at.parts = [0] * max(self.num_workers, 1)
         parts = at.parts or []
         # Workers go through one epoch at a time.
-        running = self._running and self._running()
-        backends = [] if running is not None and not running.at.finished else self._kept
-        if not backends or (parts and len(backends) != len(parts)):
-            backends = self._opened(seed, parts, pin)
+        running = self._running() if self._running else None
+        fits = len(self._kept) == max(len(parts), 1) and (running is None or running.at.finished)
+        backends = self._kept if fits else self._opened(seed, parts, pin)
         self._kept = backends if self.persistent_workers else []
-
-        def of_part(part: int, done: int) -> Iterator[Request]:
-            return (Request(at.epoch, step, seed, part) for step in count(done))
-
-        requests = [of_part(*part) for part in enumerate(parts)]
-        epoch = requests or [self._rows(at, key, seed)]
-        made = EpochIterator(at, backends, epoch, not self.persistent_workers, pin)
+        requests: list[Iterator[Request]] = [
+            map(Request, repeat(at.epoch), count(done), repeat(seed), repeat(part))
+            for part, done in enumerate(parts)
+        ] or [self._rows(at, key, seed)]
+        made = EpochIterator(at, backends, requests, not self.persistent_workers, pin)
         self._running = weakref.ref(made)
         return made
 
@@ -378,8 +374,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
 
     def _seed(self) -> int:
         if self._drawn is None:
-            drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-            self._drawn = int(drawn.item())
+            self._drawn = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
         return self._drawn
 
     def steps(self) -> int | None:
@@ -400,13 +395,10 @@ class DataLoader(torch_data.DataLoader[Sample]):
 
     def _samplers(self) -> list[Any]:
         """The sampler that is iterated, and those that it wraps."""
-        part, found = (
-            self.sampler if self.batch_sampler is None else self.batch_sampler,
-            list[Any](),
-        )
-        while part is not None and len(found) < 9:  # a Mock has one without end
-            found.append(part)
-            part = getattr(part, "sampler", None)
+        found: list[Any] = [self.sampler if self.batch_sampler is None else self.batch_sampler]
+        # A Mock has one without end.
+        while (inner := getattr(found[-1], "sampler", None)) is not None and len(found) < 9:
+            found.append(inner)
         return found
 
     def _tell(self, epoch: int) -> None:

@@ -32,7 +32,7 @@ def column_of(
         reason = f"the dataset has no column {name!r}; it has {there}"
         raise ConfigError(Problem(f"{section}.{argument}", reason))
     column = metadata[name]
-    gaps = np.flatnonzero(column.isna()) if hasattr(column, "isna") else ()
+    gaps: Any = np.flatnonzero(column.isna()) if hasattr(column, "isna") else ()
     if len(gaps):
         raise DataError(f"column {name!r} has no value in row {gaps[0]}; {section} needs one a row")
     return np.asarray(column)

@@ -89,8 +89,7 @@ def _moved(batch: Batch, name: str, move: Move) -> object:
     value, kind = batch[name], batch.kinds[name]
     if isinstance(value, list):  # samples have different numbers of them
         whole = torch.nn.utils.rnn.pad_sequence(value, batch_first=True)
-        lengths = torch.tensor([len(points) for points in value])
-        moved = _coordinates(whole, kind, move, lengths)
+        moved = _coordinates(whole, kind, move, torch.tensor([len(points) for points in value]))
         return [rows[: len(points)] for rows, points in zip(moved, value, strict=True)]
     lengths = batch.get(f"{name}_lengths")
     moved = _coordinates(value, kind, move, lengths)
@@ -103,8 +102,8 @@ def _moved(batch: Batch, name: str, move: Move) -> object:
 def _coordinates(value: Tensor, kind: str, move: Move, lengths: Tensor | None) -> Tensor:
     numbers = value if value.is_floating_point() else value.to(torch.float32)
     if kind == "keypoints" and move.keypoints is not None:
-        padded = lengths is not None and value.ndim == 3 and len(value) > 0
-        moved = move.keypoints(numbers, int(lengths.min()) if padded else value.shape[-2])
+        padded = lengths if value.ndim == 3 and len(value) else None
+        moved = move.keypoints(numbers, value.shape[-2] if padded is None else int(padded.min()))
     elif kind == "keypoints":
         moved = move.points(numbers.flatten(1, -2))
     else:
@@ -222,7 +221,7 @@ class Affine(Geometric):
         ignored: int = 0,
     ) -> None:
         self.degrees, self.shear = around(degrees), around(shear, least=-89.0, most=89.0)
-        self.translate, self.scale, self.p = translate, scale, p
+        self.translate, self.scale, self.p = translate, around(scale), p
         self.fill, self.ignored = fill, ignored
 
     def move(self, random: KeyedRandom, height: int, width: int) -> Move:

@@ -13,7 +13,7 @@ from accelerate.state import GradientState, PartialState, is_initialized
 from accelerate.utils import send_to_device
 
 
-class _Epoch(DataLoaderStateMixin):  # type: ignore[misc]
+class _Epoch(DataLoaderStateMixin):
     """What Accelerate asks the loader under way: its last batch ends the accumulation."""
 
     def __init__(self, loader: Any) -> None:

@@ -115,7 +115,9 @@ class AddressSampler(DistributedSampler[Any], BatchSampler):
         world = loader.world if isinstance(loader, Loader) else World()
         self.rank, self.num_replicas = world.rank, world.size
         source: Any = loader.plan if isinstance(loader, Loader) else loader
-        self.batch_size = source.batch_size or getattr(source.batch_sampler, "batch_size", None)
+        self.batch_size: Any = source.batch_size or getattr(
+            source.batch_sampler, "batch_size", None
+        )
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self._batches.upcoming().epoch

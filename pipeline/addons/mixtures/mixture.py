@@ -122,7 +122,7 @@ class Mixture(Dataset[Any]):
         # A byte or two a row, where a column of names takes eight.
         numbers = np.arange(len(tables), dtype=np.min_scalar_type(-len(tables)))
         codes = numbers.repeat([*self.source_lengths.values()])
-        whole.insert(0, "source", pd.Categorical.from_codes(codes, [*self.sources]))
+        whole.insert(0, "source", pd.Categorical.from_codes(codes, pd.Index([*self.sources])))
         return whole
 
     @property

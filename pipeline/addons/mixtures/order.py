@@ -102,7 +102,11 @@ def _stages(
 
 def _knots(name: str, written: float | Knots, length: int) -> Knots:
     """The knots of a weight, checked."""
-    pairs = [(0, written)] if isinstance(written, (int, float)) else [*map(tuple, written)]
+    pairs = (
+        [(0, written)]
+        if isinstance(written, (int, float))
+        else [(step, weight) for step, weight in written]
+    )
     steps = [step for step, _ in pairs]
     sane = all(0 <= weight < inf and (length or not weight) for _, weight in pairs)
     if not pairs or not sane or steps[0] < 0 or steps != sorted(set(steps)):
@@ -180,7 +184,7 @@ class MixtureOrder(Order):
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
         place, end = epoch * self.length + start, epoch * self.length + stop
-        pieces = [np.empty((2, 0), np.int64)]  # source, and its rows before
+        pieces: list[Any] = [np.empty((2, 0), np.int64)]  # source, and its rows before
         while place < end:
             number = self._number(place)
             stage, after = self._stages[number], self._stages[number + 1 : number + 2]

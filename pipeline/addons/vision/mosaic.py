@@ -22,7 +22,7 @@ from penstock.files.limits import Fraction
 from penstock.loading.batch import Batch
 from penstock.loading.collate import columns, plain, stack
 from penstock.order.keys import KeyedRandom
-from penstock.transforms.batch import images_of
+from penstock.transforms.batch import around, images_of
 from penstock.transforms.crops import Shares
 
 OF_BOXES = ("labels", "crowd", "masks", "keypoints", "visibility")
@@ -136,7 +136,7 @@ class Mosaic:
         fields: Sequence[str] = OF_BOXES,
     ) -> None:
         self.p, self.epochs, self.fields = p, epochs, tuple(fields)
-        self.scale, self.centre, self.visible = scale, centre, visible
+        self.scale, self.centre, self.visible = around(scale), around(centre), visible
 
     def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:
         images = images_of(batch, self)
