@@ -130,7 +130,9 @@ def test_a_persons_own_code_keeps_its_error():
 
 def test_a_parts_own_complaint_gets_the_key_of_this_configuration():
     node = {"_target_": "penstock.order.samplers.Subset", "length": 3, "seed": 0, "fraction": 2.0}
-    with pytest.raises(ConfigError, match=r"^sampler.fraction: .*fraction=2.0 choose none of 3 rows"):
+    with pytest.raises(
+        ConfigError, match=r"^sampler.fraction: .*fraction=2.0 choose none of 3 rows"
+    ):
         make(node, "sampler")
 
 
