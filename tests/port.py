@@ -186,7 +186,7 @@ def loader(
     collate = collate or Stack()
     if is_stream(dataset):
         order = StreamOrder(seed, buffer=buffer, shuffle_shards=shuffle_shards)
-        bad = rule(on_error, known or {}, order, None, seed) if on_error else None
+        bad = rule(on_error, known or {}, None, seed) if on_error else None
         fetch = StreamFetch(
             dataset,
             transform,
@@ -208,7 +208,7 @@ def loader(
         costs = PartCosts(arithmetic) if columns is None else RowCosts(arithmetic, columns)
     more = {}
     if on_error is not None:
-        more["bad"] = rule(on_error, known or {}, sampler, length, seed)
+        more["bad"] = rule(on_error, known or {}, sampler, seed)
     fetch = Fetch(dataset, transform, collate, seed, True, **more)
     limit = None if budget is None else Budget(budget, "train", lambda epoch: length)
     return Loader(Plan(sampler, size, tail, costs=costs), fetch, options, world, budget=limit)

@@ -42,47 +42,18 @@ ATTEMPTS = 10  # rows that are read instead of a bad one, at most
 
 _CONTENT = (DataError, OSError, EOFError, UnicodeError)
 _WHILE_READING = (ValueError, RuntimeError, SyntaxError)
-_CODE = (NotImplementedError, RecursionError, torch.OutOfMemoryError)
-_MACHINE = (ConnectionError, TimeoutError, ChildProcessError, MemoryError)
-_NO_MEMORY = "can't allocate memory"  # of torch's allocator, in a plain RuntimeError
+_CODE = (NotImplementedError, RecursionError)
+_MACHINE = (torch.OutOfMemoryError, ConnectionError, TimeoutError, ChildProcessError)
 _MACHINE_CODES = {
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.ENOBUFS,
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.ENOBUFS,
     errno.ENODEV,
-}
+}  # fmt: skip
 # Packages whose own exceptions are about the data that they decode.
-_DECODERS = frozenset(
-    {
-        "PIL",
-        "av",
-        "binascii",
-        "csv",
-        "_csv",
-        "cv2",
-        "h5py",
-        "imageio",
-        "json",
-        "lzma",
-        "_lzma",
-        "pickle",
-        "_pickle",
-        "pyarrow",
-        "skimage",
-        "soundfile",
-        "struct",
-        "tarfile",
-        "tifffile",
-        "wave",
-        "xml",
-        "zipfile",
-        "zlib",
-        "zstandard",
-    }
-)
+_DECODERS = {
+    "PIL", "av", "binascii", "csv", "_csv", "cv2", "h5py", "imageio", "json", "lzma", "_lzma",
+    "pickle", "_pickle", "pyarrow", "skimage", "soundfile", "struct", "tarfile", "tifffile",
+    "wave", "xml", "zipfile", "zlib", "zstandard",
+}  # fmt: skip
 
 _WAY_OUT = "\nbad_samples.on_error=skip or substitute leaves such samples out; task=check lists all"
 
@@ -160,15 +131,12 @@ RAISE = BadSamples()
 
 
 def rule(
-    on_error: OnError, known: Mapping[int, str], sampler: Any, length: int | None, seed: int
+    on_error: OnError, known: Mapping[int, str], sampler: Order | BatchStrategy | None, seed: int
 ) -> BadSamples:
-    """The policy for a split; `length` is None for a stream, whose fetch knows its substitutes."""
-    substitutes: Substitutes | None = None
-    if length is not None and on_error == "substitute":
-        substitutes = FromOrder(copy(sampler), seed)  # the plan's own may be asked in other threads
-    elif length is not None and (on_error == "skip" or known):
-        substitutes = FromDataset(length, seed)
-    return BadSamples(on_error, substitutes, known)
+    """The policy for a split; `sampler` is None for a stream, whose fetch knows its substitutes."""
+    needed = sampler is not None and (on_error != "raise" or known)
+    # A copy: the plan's own may be asked in other threads.
+    return BadSamples(on_error, FromOrder(copy(sampler), seed) if needed else None, known)
 
 
 class FromOrder:
@@ -178,64 +146,44 @@ class FromOrder:
     (identity) where the strategy has groups; then by rows of other batches.
     """
 
-    def __init__(self, sampler: Order | BatchStrategy, seed: int) -> None:
-        self.sampler = sampler
-        self.seed = seed
+    def __init__(self, sampler: Any, seed: int) -> None:
+        self.sampler, self.seed = sampler, seed
 
     def rows(self, request: Request, slot: int) -> Iterator[int]:
         sampler, epoch, position = self.sampler, request.epoch, int(request.positions[slot])
-        key = hash64(self.seed, "substitute", epoch, position)
-        if isinstance(sampler, BatchStrategy):
-            positions, rows = sampler.batch(*request.address)
-            own = int(np.flatnonzero(positions == position)[0])
-            places = Permutation(len(rows), key)(np.arange(len(rows)))
-            others = [slot for slot in places.tolist() if rows[slot] != rows[own]]
-            if sampler.group > 1:
-                others.sort(key=lambda slot: slot // sampler.group != own // sampler.group)
-            yield from (int(rows[slot]) for slot in others)
-            for attempt in range(len(others), ATTEMPTS):
-                step = hash64(key, "batch", attempt) % sampler.size(epoch)
-                _, rows = sampler.batch(epoch, step)
-                yield int(rows[hash64(key, "row", attempt) % len(rows)])
+        key, size = hash64(self.seed, "substitute", epoch, position), sampler.size(epoch)
+        if not isinstance(sampler, BatchStrategy):
+            for other in Permutation(size, key)(np.arange(min(ATTEMPTS, size))).tolist():
+                yield int(sampler.indices(epoch, other, other + 1)[0])
             return
-        size = sampler.size(epoch)
-        shuffled = Permutation(size, key)
-        for attempt in range(min(ATTEMPTS, size)):
-            other = int(shuffled([attempt])[0])
-            yield int(sampler.indices(epoch, other, other + 1)[0])
-
-
-class FromDataset:
-    """Any rows of the dataset, for padding, whose content counts nowhere."""
-
-    def __init__(self, length: int, seed: int) -> None:
-        self.length = length
-        self.seed = seed
-
-    def rows(self, request: Request, slot: int) -> Iterator[int]:
-        key = hash64(self.seed, "filler", request.epoch, int(request.positions[slot]))
-        rows = Permutation(self.length, key)(np.arange(min(ATTEMPTS, self.length)))
-        return iter(rows.tolist())
+        positions, rows = sampler.batch(*request.address)
+        own = int(np.flatnonzero(positions == position)[0])
+        places = Permutation(len(rows), key)(np.arange(len(rows)))
+        others = [place for place in places.tolist() if rows[place] != rows[own]]
+        if sampler.group:
+            others.sort(key=lambda place: place // sampler.group != own // sampler.group)
+        others = others[: ATTEMPTS // 2]  # all of a batch may be bad
+        yield from (int(rows[place]) for place in others)
+        for attempt in range(len(others), ATTEMPTS):
+            _, rows = sampler.batch(epoch, hash64(key, "batch", attempt) % size)
+            yield int(rows[hash64(key, "row", attempt) % len(rows)])
 
 
 def is_bad(error: Exception, stage: Stage) -> bool:
     """Whether `error` is about the sample, and not about the code or the machine."""
     if isinstance(error, _CODE + _MACHINE) or _wants_memory(error):
         return False
-    if isinstance(error, OSError) and error.errno in _MACHINE_CODES:
-        return False
     if isinstance(error, PenstockError):
         return isinstance(error, DataError) and not isinstance(error, UnreachableError)
-    if stage == "read" and isinstance(error, _WHILE_READING):
-        return True
-    return _is_content(error)
+    if isinstance(error, OSError) and error.errno in _MACHINE_CODES:
+        return False
+    return (stage == "read" and isinstance(error, _WHILE_READING)) or _is_content(error)
 
 
 def _wants_memory(error: Exception) -> bool:
     """Whether this process ran out of memory."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and _NO_MEMORY in str(error)
-    )
+    of_torch = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return of_torch or isinstance(error, MemoryError)
 
 
 def _is_content(error: Exception) -> bool:
@@ -266,34 +214,31 @@ def explained(
     """
     row, position = sample_name(int(request.indices[slot]), own), int(request.positions[slot])
     where = f"sample {row} (epoch {request.epoch}, step {request.step}, position {position})"
-    path = f" {path}" if path and path not in str(error) else ""
-    leaves_out = on_error == "raise" and is_bad(error, stage)
-    way_out = way_out if leaves_out else ""
+    where += f" {path}" if path and path not in str(error) else ""
+    way_out = way_out if on_error == "raise" and is_bad(error, stage) else ""
     if isinstance(error, ConfigError) and stage == "transform":
         return error
     if isinstance(error, DataError):
-        return DataError(f"{where}{path}: {error}{way_out}")
+        return DataError(f"{where}: {error}{way_out}")
     if stage != "collate" and not isinstance(error, PenstockError) and _is_content(error):
-        return DataError(f"{where}{path}: {type(error).__name__}: {error}{way_out}")
-    notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-    lines = "".join(traceback.format_exception(error))
-    hint = (
-        ""
-        if on_error == "raise"
-        else (
-            f"bad_samples.on_error={on_error} leaves out samples that cannot be read; an error of "
-            "this kind is taken for a mistake in code. If the sample is to blame, raise a "
-            "penstock.errors.DataError instead.\n"
-        )
-    )
+        return DataError(f"{where}: {type(error).__name__}: {error}{way_out}")
+    hint = ""
     if _wants_memory(error):
         hint = (
             "This process may have no more memory (of the machine, or ulimit -v). The sample "
             "is not to blame, and is never left out for it. Fewer workers, a smaller batch or "
             "loader.prefetch_factor=1 need less.\n"
         )
+    elif on_error != "raise":
+        hint = (
+            f"bad_samples.on_error={on_error} leaves out samples that cannot be read; an error of "
+            "this kind is taken for a mistake in code. If the sample is to blame, raise a "
+            "penstock.errors.DataError instead.\n"
+        )
+    notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+    lines = "".join(traceback.format_exception(error))
     return SampleError(
-        f"{where}{path}: {stage} failed{notes} with {type(error).__name__}: {error}\n{hint}{lines}"
+        f"{where}: {stage} failed{notes} with {type(error).__name__}: {error}\n{hint}{lines}"
     )
 
 
@@ -330,16 +275,11 @@ class Budget:
     """
 
     def __init__(self, limit: int | float, split: str, length: Callable[[int], int | None]) -> None:
-        self.limit = limit
-        self._length = length
-        self._split = split
+        self.limit, self._split, self._length = limit, split, length
         self.begin(0)
 
     def begin(self, epoch: int) -> None:
-        self._epoch = epoch
-        self._seen = 0
-        self._left_out: list[LeftOut] = []
-        self._count = 0
+        self._epoch, self._seen, self._left_out = epoch, 0, list[LeftOut]()
 
     def add(self, samples: int, left_out: Sequence[LeftOut]) -> None:
         """Count a batch of `samples`, and what was left out of it.
@@ -348,24 +288,18 @@ class Budget:
             DataError: that is too much; names some of them.
         """
         self._seen += samples
-        if not left_out:
-            return
-        new = [sample for sample in left_out if not sample.known]
-        self._count += len(new)
-        self._left_out += new[: _NAMED - len(self._left_out)]
-        length = self._length(self._epoch)
-        if isinstance(self.limit, int):
-            allowed = self.limit
-        elif length is None:
-            allowed = max(_UNKNOWN_LENGTH, math.ceil(self.limit * self._seen))
-        else:
-            allowed = math.ceil(self.limit * length)
-        if self._count > allowed:
+        self._left_out += [sample for sample in left_out if not sample.known]
+        length, count = self._length(self._epoch), len(self._left_out)
+        allowed = self.limit
+        if isinstance(allowed, float):
+            share = math.ceil(allowed * (self._seen if length is None else length))
+            allowed = max(_UNKNOWN_LENGTH, share) if length is None else share
+        if count > allowed:
             of = f"{self._seen} so far" if length is None else str(length)
-            named = "".join(f"\n  {sample}" for sample in self._left_out)
-            more = f"\n  and {self._count - _NAMED} more" if self._count > _NAMED else ""
+            named = "".join(f"\n  {sample}" for sample in self._left_out[:_NAMED])
+            more = f"\n  and {count - _NAMED} more" if count > _NAMED else ""
             raise DataError(
-                f"{self._count} bad samples in epoch {self._epoch} of the {self._split} split "
+                f"{count} bad samples in epoch {self._epoch} of the {self._split} split "
                 f"({of} samples), and bad_samples.budget={self.limit} allows {allowed}:"
                 f"{named}{more}\nRepair or remove them (task=check lists all that is wrong), or "
                 "raise bad_samples.budget"

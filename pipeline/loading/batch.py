@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,8 @@ from penstock.torch_internals import register_pytree_node
 class Batch(dict[str, Any]):
     """The fields of one share, batched, and where they come from.
 
-    Batch transforms may replace fields. Attributes are read-only, and so are the mappings among
-    them; `replace` makes a batch with others.
+    Batch transforms may replace fields. Attributes are read-only; `replace` makes a batch with
+    others.
 
     A batch can also be made of its fields alone, as a dict is: `type(batch)({name: ...})` is how
     transformers, accelerate and torch rebuild mappings to move or convert their tensors. Such a
@@ -76,31 +75,13 @@ class Batch(dict[str, Any]):
                 "indices": request.indices[order],
                 "valid": torch.from_numpy(order < request.valid) if padded else None,
             }
-        self.__dict__.update(
-            places=order if self.places is None else self.places,
-            **rows,
-            kinds=MappingProxyType(self.kinds),
-            timing=MappingProxyType(self.timing),
-            warnings=MappingProxyType(self.warnings),
-        )
-
-    def __setstate__(self, state: Mapping[str, object]) -> None:
-        self.__dict__.update(
-            (name, MappingProxyType(value) if type(value) is dict else value)
-            for name, value in state.items()
-        )
-
-    def __getstate__(self) -> dict[str, object]:
-        return {
-            name: dict(value) if type(value) is MappingProxyType else value
-            for name, value in self.__dict__.items()
-        }
+        self.__dict__.update(rows, places=order if self.places is None else self.places)
 
     def replace(self, fields: Mapping[str, Any] | None = None, **attributes: Any) -> Batch:
         """A batch with other fields or attributes; tensors are shared."""
         batch = Batch.__new__(Batch)
         batch.update(self if fields is None else fields)
-        batch.__setstate__(self.__dict__ | attributes)
+        batch.__dict__.update(self.__dict__ | attributes)
         return batch
 
     def valid_mask(self, device: torch.device | str) -> torch.Tensor | None:

@@ -8,12 +8,13 @@ into shared memory.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate, default_convert
 
 from penstock.errors import DataError
@@ -59,45 +60,7 @@ class Stack:
         return {field: even(field, values) for field, values in gathered.items()}
 
 
-class _Padding:
-    """Pads fields whose lengths differ, and stacks the others."""
-
-    least: int  # dimensions of a field that is padded where none are named
-
-    def __init__(self, fields: Sequence[str] | None = None, value: float = 0.0) -> None:
-        self.fields = None if fields is None else tuple(fields)
-        self.value = value
-
-    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        batch: dict[str, Any] = {}
-        by_field = columns(samples)
-        padded = self._names(by_field)
-        for name, values in by_field.items():
-            if name in padded:
-                tensors = [plain(torch.as_tensor(value)) for value in values]
-                batch[name], batch[f"{name}_lengths"] = self._padded(name, tensors)
-            else:
-                batch[name] = stack(name, values)
-        return batch
-
-    def _names(self, by_field: Mapping[str, list[object]]) -> list[str]:
-        if self.fields is None:
-            return [
-                name
-                for name, values in by_field.items()
-                if getattr(values[0], "ndim", 0) >= self.least
-            ]
-        for name in self.fields:
-            if name not in by_field:
-                known = ", ".join(by_field)
-                raise Mismatch(name, (0, 0), f"to be padded, but the samples have only {known}")
-        return list(self.fields)
-
-    def _padded(self, name: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
-
-class Pad(_Padding):
+class Pad:
     """Fields of unequal length padded at their end to the longest of the batch; others stacked.
 
     A field `x` of shapes [T_i, ...] becomes [B, max T, ...], and `x_lengths` (int64[B], as
@@ -110,86 +73,97 @@ class Pad(_Padding):
             and indices in step.
     """
 
-    least = 1
     takes_gathered = True
+    dim, least = 0, 1  # what is padded; dimensions of a field that is, where none are named
 
     def __init__(
         self, fields: Sequence[str] | None = None, value: float = 0.0, sort: bool = False
     ) -> None:
-        super().__init__(fields, value)
-        self.sort = sort
+        self.fields = None if fields is None else tuple(fields)
+        self.value, self.sort = value, sort
+
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        return self._batch(columns(samples), stack)
 
     def together(self, gathered: Mapping[str, Any]) -> dict[str, Any]:
-        """The same of fields that were gathered, in the order of the rows; see `Stack.together`."""
-        if self.sort:
-            raise Mismatch("", (0, 0), "rows are sorted by their samples")
-        batch: dict[str, Any] = {}
-        for name in self.fields or ():
-            values = gathered.get(name)
-            if not isinstance(values, Ragged) and getattr(values, "ndim", 0) < 2:
-                raise Mismatch(name, (0, 0), "cannot be padded")
-        for name, values in gathered.items():
-            if isinstance(values, list) or (
-                name not in self.fields if self.fields is not None else _is_scalar(values)
-            ):
-                batch[name] = even(name, values)
-            elif isinstance(values, Ragged):
-                batch[name], batch[f"{name}_lengths"] = self._filled(*values)
-            else:
-                lengths = torch.full((len(values),), values.shape[1])
-                batch[name], batch[f"{name}_lengths"] = values, lengths
-        return batch
-
-    def _filled(self, values: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        longest = int(lengths.max())
-        shape = (len(lengths), longest, *values.shape[1:])
-        there = (torch.arange(longest) < lengths[:, None]).reshape(
-            *shape[:2], *[1] * (len(shape) - 2)
-        )
-        # Not by `padded[there] = values`, which takes several times as long.
-        return values.new_full(shape, self.value).masked_scatter_(there, values), lengths
+        """The same of fields that were gathered; see `Stack.together`."""
+        return self._batch(gathered, even)
 
     def order(self, samples: Sequence[Sample]) -> list[int] | None:
         """The rows in the order in which the batch will hold them; None leaves them."""
-        padded = self._names(columns(samples)) if self.sort else []
+        padded = self._padded(columns(samples)) if self.sort else ()
         if not padded:
             return None
-        lengths = [len(sample[padded[0]]) for sample in samples]
+        lengths = [torch.as_tensor(sample[padded[0]]).shape[self.dim] for sample in samples]
         return sorted(range(len(samples)), key=lambda row: -lengths[row])
 
-    def _padded(self, name: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
-        for row, tensor in enumerate(tensors):
-            if tensor.ndim == 0 or tensor.shape[1:] != tensors[0].shape[1:]:
-                raise Mismatch(name, (0, row), _shapes(tensors[0], tensor) + " beyond the length")
-        lengths = torch.tensor([len(tensor) for tensor in tensors])
-        pad = torch.nn.utils.rnn.pad_sequence
-        return pad(tensors, batch_first=True, padding_value=self.value), lengths
+    def _batch(
+        self, by_field: Mapping[str, Any], other: Callable[[str, Any], Any]
+    ) -> dict[str, Any]:
+        padded, batch = self._padded(by_field), dict[str, Any]()
+        for name, values in by_field.items():
+            if name not in padded:
+                batch[name] = other(name, values)
+                continue
+            if isinstance(values, Tensor) and values.ndim > 1:  # gathered, of one length
+                lengths = torch.full((len(values),), values.shape[1])
+                batch[name] = values
+            elif isinstance(values, Ragged):
+                lengths = values.lengths
+                batch[name] = self._scattered(*values)
+            else:
+                rows = [plain(torch.as_tensor(value)) for value in values]
+                lengths = self._lengths(name, rows)
+                batch[name] = self._filled(rows, lengths)
+            batch[f"{name}_lengths"] = lengths
+        return batch
+
+    def _padded(self, by_field: Mapping[str, Any]) -> Sequence[str]:
+        """The fields to pad."""
+        if self.fields is None:  # the first of `Ragged` has as many dimensions as its rows
+            return [n for n, v in by_field.items() if getattr(v[0], "ndim", 0) >= self.least]
+        for name in set(self.fields) - by_field.keys():
+            known = ", ".join(by_field)
+            raise Mismatch(name, (0, 0), f"to be padded, but the samples have only {known}")
+        return self.fields
+
+    def _lengths(self, name: str, rows: Sequence[Tensor]) -> Tensor:
+        shapes = [[*row.shape] for row in rows]
+        lengths = [shape.pop(self.dim) if shape else -1 for shape in shapes]
+        for row, shape in enumerate(shapes):
+            if shape != shapes[0] or lengths[row] < 0:
+                reason = f"{_shapes(rows[0], rows[row])} in more than their length"
+                raise Mismatch(name, (0, row), reason)
+        return torch.tensor(lengths)
+
+    def _filled(self, rows: list[Tensor], lengths: Tensor) -> Tensor:
+        return pad_sequence(rows, batch_first=True, padding_value=self.value)
+
+    def _scattered(self, values: Tensor, lengths: Tensor) -> Tensor:
+        """The same of rows that lie end to end, a tenth of the time for small ones."""
+        inner, longest = values.shape[1:], int(lengths.max())
+        there = torch.arange(longest) < lengths[:, None]
+        there = there.reshape(*there.shape, *[1] * len(inner))
+        # Not by `padded[there] = values`, which takes several times as long.
+        padded = values.new_full((len(lengths), longest, *inner), self.value)
+        return padded.masked_scatter_(there, values)
 
 
-class PadTime(_Padding):
-    """Fields whose last dimension is time padded at its end to the longest of the batch; the
-    others stacked.
+class PadTime(Pad):
+    """The same where time is the last dimension, as of audio [C, T] and features [bands, frames].
 
-    A field `x` of shapes [..., T_i], as audio [C, T] and features [bands, frames] are, becomes
-    [B, ..., max T], and `x_lengths` (int64[B]) is added.
-
-    Args:
-        fields: the fields to pad; None takes every tensor of two dimensions or more.
-        value: what stands in the padding.
+    A field `x` of shapes [..., T_i] becomes [B, ..., max T]. Where no fields are named, those of
+    two dimensions or more are padded.
     """
 
-    least = 2
+    dim, least = -1, 2
 
-    def _padded(self, name: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
-        first = tensors[0]
-        for row, tensor in enumerate(tensors):
-            if tensor.ndim == 0 or tensor.shape[:-1] != first.shape[:-1]:
-                raise Mismatch(name, (0, row), _shapes(first, tensor) + " before the last, time")
-        lengths = torch.tensor([tensor.shape[-1] for tensor in tensors])
-        padded = first.new_full((len(tensors), *first.shape[:-1], int(lengths.max())), self.value)
-        for row, tensor in enumerate(tensors):
-            padded[row, ..., : tensor.shape[-1]] = tensor
-        return padded, lengths
+    def _filled(self, rows: list[Tensor], lengths: Tensor) -> Tensor:
+        shape = (len(rows), *rows[0].shape[:-1], int(lengths.max()))
+        padded = rows[0].new_full(shape, self.value)
+        for row, values in enumerate(rows):
+            padded[row, ..., : values.shape[-1]] = values
+        return padded
 
 
 class List:
@@ -216,12 +190,11 @@ def plain(value: Tensor) -> Tensor:
 
 def columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     """The values of each field, sample by sample; raises Mismatch where fields differ."""
-    fields = list(samples[0])
+    fields = samples[0].keys()
     for row, sample in enumerate(samples):
-        differing = set(fields) ^ set(sample)
-        if differing:
+        if sample.keys() != fields:
             reason = f"samples have the fields {sorted(fields)} and {sorted(sample)}"
-            raise Mismatch(sorted(differing)[0], (0, row), reason)
+            raise Mismatch(min(fields ^ sample.keys()), (0, row), reason)
     return {field: [sample[field] for sample in samples] for field in fields}
 
 
@@ -236,18 +209,15 @@ def stack(field: str, values: list[Any]) -> Any:
     if isinstance(first, EncodedImage):  # for a batch transform that decodes
         return values
     if isinstance(first, Tensor):
-        rows = values if type(first) is Tensor else [value.as_subclass(Tensor) for value in values]
-        view = contiguous_view(rows)
-        if view is not None:
-            return view
-        return default_collate(rows)
+        values = [plain(value) for value in values]
+        view = contiguous_view(values)
+        return default_collate(values) if view is None else view
     try:
         return default_collate(values)
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:
         reason = f"a {type(first).__name__} cannot be stacked; turn it into a tensor or number"
-        raise Mismatch(field, (0, 0), reason) from error
-    except RuntimeError as error:
-        raise Mismatch(field, (0, 0), str(error)) from error
+        unequal = isinstance(error, RuntimeError)  # lists inside
+        raise Mismatch(field, (0, 0), str(error) if unequal else reason) from error
 
 
 def joined(parts: Sequence[Any], order: IntArray) -> Any:
@@ -256,25 +226,24 @@ def joined(parts: Sequence[Any], order: IntArray) -> Any:
     Raises:
         DataError: they are of different types or shapes.
     """
-    first = parts[0]
-    if any(type(part) is not type(first) for part in parts):
+    kind = type(parts[0])
+    if any(type(part) is not kind for part in parts):
         raise DataError("parts of a field are of different types")
-    if isinstance(first, list):
-        flat = [value for part in parts for value in part]
-        return [flat[row] for row in order.tolist()]
-    tensors = [part.values if isinstance(part, Ragged) else part for part in parts]
-    if any((t.dtype, t.shape[1:]) != (tensors[0].dtype, tensors[0].shape[1:]) for t in tensors):
+    if kind is list:
+        rows = [row for part in parts for row in part]
+        return [rows[row] for row in order.tolist()]
+    tensors = [part.values if kind is Ragged else part for part in parts]
+    if len({(tensor.dtype, tensor.shape[1:]) for tensor in tensors}) > 1:
         raise DataError("parts of a field are of different types or shapes")
+    places = order
+    if kind is Ragged:
+        lengths = torch.cat([part.lengths for part in parts]).numpy()
+        starts, lengths = (np.cumsum(lengths) - lengths)[order], lengths[order]
+        shifts = starts - (np.cumsum(lengths) - lengths)
+        places = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
     # By index_select: an index in brackets takes threads, and three times the time.
-    values = torch.cat(tensors)
-    if not isinstance(first, Ragged):
-        return values.index_select(0, torch.from_numpy(order))
-    lengths = torch.cat([part.lengths for part in parts]).numpy()
-    starts = (np.cumsum(lengths) - lengths)[order]
-    lengths = lengths[order]
-    places = np.arange(len(values)) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-    picked = values.index_select(0, torch.from_numpy(places))
-    return Ragged(picked, torch.from_numpy(lengths))
+    values = torch.cat(tensors).index_select(0, torch.from_numpy(places))
+    return Ragged(values, torch.from_numpy(lengths)) if kind is Ragged else values
 
 
 def even(field: str, values: Any) -> Any:
@@ -284,11 +253,7 @@ def even(field: str, values: Any) -> Any:
     length = int(values.lengths[0])
     if (values.lengths != length).any():
         raise Mismatch(field, (0, 0), "its rows have different lengths")
-    return values.values.reshape(len(values.lengths), length, *values.values.shape[1:])
-
-
-def _is_scalar(values: Tensor | Ragged) -> bool:
-    return isinstance(values, Tensor) and values.ndim < 2
+    return values.values.unflatten(0, (len(values.lengths), length))
 
 
 def _shapes(first: Any, other: Any) -> str:
@@ -304,12 +269,11 @@ def kinds_of(sample: Any) -> dict[str, str]:
     tv_tensors: Any = sys.modules.get("torchvision.tv_tensors")
     kinds: dict[str, str] = {}
     for name, value in sample.items() if isinstance(sample, Mapping) else ():
+        kind = type(value)
         if isinstance(value, EncodedImage):
             kinds[name] = "image"
-        elif type(value) is Tensor or tv_tensors is None:
-            continue
-        elif isinstance(value, tv_tensors.BoundingBoxes):
+        elif tv_tensors is not None and isinstance(value, tv_tensors.BoundingBoxes):
             kinds[name] = f"boxes/{value.format.value.lower()}"
-        elif type(value) in (tv_tensors.Image, tv_tensors.Mask, tv_tensors.KeyPoints):
-            kinds[name] = type(value).__name__.lower()
+        elif tv_tensors and kind in (tv_tensors.Image, tv_tensors.Mask, tv_tensors.KeyPoints):
+            kinds[name] = kind.__name__.lower()
     return kinds

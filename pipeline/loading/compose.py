@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
@@ -27,11 +26,27 @@ class Compose:
             try:
                 sample = step(sample)
             except Exception as error:
-                if type(step).__module__.startswith("torchvision.transforms."):
-                    _require_pictures(name, step, sample, error)
+                kind = type(step)
+                is_for_pictures = kind.__module__.startswith("torchvision.transforms.")
+                if is_for_pictures and isinstance(sample, Mapping) and not _pictures(sample):
+                    reason = (
+                        f"the step {name!r} ({kind.__name__}) is for pictures, and a sample has "
+                        f"none: {', '.join(sample)}. Choose another transform, e.g. transform=none"
+                    )
+                    raise ConfigError(Problem("transform", reason)) from error
                 error.add_note(f"in the transform {name!r}")
                 raise
         return sample
+
+
+def _pictures(sample: Mapping[str, Any]) -> list[str]:
+    """The fields that hold pictures, or what belongs to them, of torchvision or Pillow."""
+    packages = ("torchvision.tv_tensors", "PIL.")
+    return [
+        name
+        for name, value in sample.items()
+        if any(kind.__module__.startswith(packages) for kind in type(value).__mro__)
+    ]
 
 
 class Views(Compose):
@@ -71,19 +86,3 @@ def further_views(names: Iterable[str], field: str) -> list[str]:
     """The fields that are further views of `field`, in their order: `image_2`, `image_3` ..."""
     numbers = (name.removeprefix(f"{field}_") for name in names if name.startswith(f"{field}_"))
     return [f"{field}_{n}" for n in sorted(int(text) for text in numbers if text.isdecimal())]
-
-
-def _require_pictures(name: str, step: object, sample: object, error: Exception) -> None:
-    tv_tensors, pillow = sys.modules.get("torchvision.tv_tensors"), sys.modules.get("PIL.Image")
-    kinds: tuple[type, ...] = (tv_tensors.TVTensor,) if tv_tensors is not None else ()
-    kinds += (pillow.Image,) if pillow is not None else ()
-    fields = sample if isinstance(sample, Mapping) else {}
-    if not any(isinstance(value, kinds) for value in fields.values()):
-        held = ", ".join(f"{field} ({type(value).__name__})" for field, value in fields.items())
-        raise ConfigError(
-            Problem(
-                "transform",
-                f"the step {name!r} ({type(step).__name__}) is for pictures, and "
-                f"a sample has none: {held}. Choose another transform, e.g. transform=none",
-            )
-        ) from error

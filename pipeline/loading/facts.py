@@ -1,4 +1,4 @@
-"""The table, the facts and the classes of a dataset.
+"""The table, the facts and the classes of a dataset, and rows that a filter has left of one.
 
 A dataset of Penstock's gives them as `metadata`, `facts` and `classes`. Of torch's conventions are
 known:
@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +28,6 @@ from penstock.errors import DataError
 from penstock.loading.fields import Fields
 from penstock.order.plan import length_of
 from penstock.terminal import watched
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 _LABELS = ("targets", "labels", "_labels")
 Columns = dict[str, npt.NDArray[Any]]
@@ -91,15 +87,56 @@ def sample_name(index: int, row: int | None) -> str:
     return str(index) if row is None else f"{index} (row {row} of the dataset)"
 
 
-def table_of(dataset: object, fields: Fields | None = None) -> pd.DataFrame | None:
-    """A row per sample: `dataset.metadata`, or by torch's conventions; None without any."""
+def columns_of(dataset: Any, fields: Fields | None = None) -> Columns:
+    """The columns of the table that a dataset tells without one: `length` and labels, by name.
+
+    Raises:
+        DataError: `lengths` are not whole numbers, one a row.
+    """
+    if isinstance(dataset, SomeRows):
+        whole = columns_of(dataset.dataset, fields)
+        return {name: dataset.column(values) for name, values in whole.items()}
+    if isinstance(dataset, Subset):
+        rows = np.asarray(dataset.indices, dtype=np.int64)
+        return {name: column[rows] for name, column in columns_of(dataset.dataset, fields).items()}
+    if isinstance(dataset, ConcatDataset):
+        parts = [columns_of(part, fields) for part in dataset.datasets]
+        shared = [name for name in parts[0] if all(name in part for part in parts)]
+        return {name: np.concatenate([part[name] for part in parts]) for name in shared}
+    if isinstance(dataset, TensorDataset):
+        tensors = dict(
+            zip((fields or Fields()).of(len(dataset.tensors)), dataset.tensors, strict=True)
+        )
+        return {name: tensor.cpu().numpy() for name, tensor in tensors.items() if tensor.ndim == 1}
+    columns: Columns = {}
+    lengths: Any = getattr(dataset, "lengths", None)
+    if all(hasattr(lengths, name) for name in ("dtype", "__len__", "__getitem__")):
+        if lengths.dtype.kind not in "iu" or len(lengths) != len(dataset):
+            raise DataError(
+                f"{type(dataset).__name__}.lengths has {len(lengths)} values of type "
+                f"{lengths.dtype}; it must have a whole number for each of {len(dataset)} rows "
+                "(docs/own_dataset.md)"
+            )
+        columns["length"] = np.asarray(lengths)
+    for values in (getattr(dataset, name, None) for name in _LABELS):
+        if isinstance(values, (list, tuple, np.ndarray, torch.Tensor)):
+            with suppress(TypeError, ValueError):  # of unequal lengths
+                labels = np.asarray(values)
+                if (
+                    labels.ndim == 1
+                    and labels.dtype.kind in "iuUbf"
+                    and len(labels) == len(dataset)
+                ):
+                    return {**columns, "label": labels}
+    return columns
+
+
+def table_of(dataset: object, fields: Fields | None = None) -> Any:
+    """A row per sample: `dataset.metadata`, or a pandas table of `columns_of`; None without any."""
     table = getattr(dataset, "metadata", None)
     if hasattr(table, "columns"):
         return table
-    columns = columns_of(dataset, fields or Fields())
-    lengths = lengths_of(dataset)
-    if lengths is not None:
-        columns = {"length": lengths, **columns}
+    columns = columns_of(dataset, fields)
     if not columns:
         return None
     import pandas as pd
@@ -107,78 +144,30 @@ def table_of(dataset: object, fields: Fields | None = None) -> pd.DataFrame | No
     return pd.DataFrame(columns)
 
 
-def lengths_of(dataset: Any) -> npt.NDArray[Any] | None:
-    """The lengths of a dataset's rows that it tells without a table; None where it does not.
+def table_for(names: set[str], dataset: Any, fields: Fields, steps: Mapping[str, Any]) -> Any:
+    """The facts by which rows are chosen: a dataset's table, or its lengths alone.
 
-    Raises:
-        DataError: they are not whole numbers, one a row.
+    Where a step of the transforms makes tokens of a text, `length` counts these. The texts come
+    from `dataset.text_lengths`, or from the column of the table that the step reads.
+
+    Args:
+        names: of the columns that are read.
+        steps: transforms of samples.
     """
-    if isinstance(dataset, SomeRows):
-        whole = lengths_of(dataset.dataset)
-        return None if whole is None else dataset.column(whole)
-    if isinstance(dataset, Subset):
-        whole, rows = lengths_of(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
-        return None if whole is None else whole[rows]
-    if isinstance(dataset, ConcatDataset):
-        columns = [column for column in map(lengths_of, dataset.datasets) if column is not None]
-        return np.concatenate(columns) if len(columns) == len(dataset.datasets) else None
-    lengths = getattr(dataset, "lengths", None)
-    if not all(hasattr(lengths, name) for name in ("dtype", "__len__", "__getitem__")):
-        return None
-    lengths = np.asarray(lengths)
-    if lengths.dtype.kind not in "iu" or len(lengths) != len(dataset):
-        raise DataError(
-            f"{type(dataset).__name__}.lengths has {len(lengths)} values of type {lengths.dtype}; "
-            f"it must have a whole number for each of {len(dataset)} rows (docs/own_dataset.md)"
-        )
-    return lengths
-
-
-def row_counts(dataset: Any) -> list[tuple[str, int | None]]:
-    """Class name and length of a dataset and of those inside of it."""
-    inside: list[Any] = []
-    if isinstance(dataset, (SomeRows, Subset)):
-        inside = [dataset.dataset]
-    elif isinstance(dataset, ConcatDataset):
-        inside = dataset.datasets
-    elif isinstance(sources := getattr(dataset, "sources", None), Mapping):
-        inside = [*sources.values()]
-    own = (type(dataset).__name__, length_of(dataset))
-    return [own, *(entry for part in inside for entry in row_counts(part))]
-
-
-def with_token_lengths(table: Any, dataset: Any, steps: Mapping[str, Any]) -> Any:
-    """A table whose `length` counts tokens, where a step of the transforms makes them of a text.
-
-    The texts come from `dataset.text_lengths`, or from the column of the table that the step reads.
-    """
-    tokenizer = tokenizer_of(steps)
+    tokenizer = tokenizer_of(steps) if "length" in names else None
+    if tokenizer is None and names == {"length"}:
+        columns = columns_of(dataset, fields)
+        if "length" in columns:  # no pandas, which takes half a second to import
+            return columns
+    table = table_of(dataset, fields)
     if table is None or tokenizer is None:
         return table
     if hasattr(dataset, "text_lengths"):
         return table.assign(length=dataset.text_lengths(tokenizer.length, tokenizer.counting))
-    if tokenizer.field in table.columns:
-        texts = table[tokenizer.field]
-        shown = watched(texts, len(texts), "counting tokens")
-        return table.assign(length=[tokenizer.length(text) for text in shown])
-    return table
-
-
-def table_for(
-    columns: set[str], dataset: Any, fields: Fields, steps: Mapping[str, Any]
-) -> Columns | pd.DataFrame | None:
-    """The facts by which a sampler chooses rows: a dataset's table, or its lengths alone.
-
-    Args:
-        columns: names of those that it reads.
-        steps: transforms of samples, one of which may count tokens.
-    """
-    if columns == {"length"} and tokenizer_of(steps) is None:
-        lengths = lengths_of(dataset)
-        if lengths is not None:
-            return {"length": lengths}
-    table = table_of(dataset, fields)
-    return with_token_lengths(table, dataset, steps) if "length" in columns else table
+    if tokenizer.field not in table.columns:
+        return table
+    texts = watched(table[tokenizer.field], len(table), "counting tokens")
+    return table.assign(length=[tokenizer.length(text) for text in texts])
 
 
 def tokenizer_of(steps: Mapping[str, Any]) -> Any:
@@ -191,12 +180,16 @@ def facts_of(dataset: object, fields: Fields | None = None) -> dict[str, int]:
     own = getattr(dataset, "facts", None)
     if isinstance(own, Mapping):
         return dict(own)
-    facts: dict[str, int] = {}
-    count = _class_count(dataset, fields or Fields())
-    if count:
-        facts |= {"num_classes": count, "num_outputs": count}
-    whole = _whole(dataset)
-    tensors: Sequence[torch.Tensor] = whole.tensors if isinstance(whole, TensorDataset) else ()
+    whole: Any = _whole(dataset)
+    count = len(classes_of(dataset)) or getattr(whole, "num_classes", None)
+    if type(count) is not int:
+        columns = {} if hasattr(whole, "metadata") else columns_of(whole, fields)
+        columns.pop("length", None)
+        labels = columns.get("label", next(reversed(columns.values()), np.empty(0)))
+        counts = labels.size and labels.dtype.kind in "iu" and labels.min() >= 0
+        count = int(labels.max()) + 1 if counts else 0
+    facts = {"num_classes": count, "num_outputs": count} if count else {}
+    tensors = whole.tensors if isinstance(whole, TensorDataset) else ()
     if tensors and tensors[0].ndim > 1:
         facts["num_features"] = tensors[0][0].numel()
     if len(tensors) > 1 and tensors[-1].is_floating_point():
@@ -221,44 +214,14 @@ def _whole(dataset: object) -> object:
     return dataset
 
 
-def _class_count(dataset: object, fields: Fields) -> int:
-    names = classes_of(dataset)
-    if names:
-        return len(names)
-    dataset = _whole(dataset)
-    count = getattr(dataset, "num_classes", None)
-    if isinstance(count, int) and not isinstance(count, bool):
-        return count
-    if hasattr(dataset, "metadata"):  # a dataset of our kind, without classes
-        return 0
-    columns = columns_of(dataset, fields)
-    labels = columns.get("label", next(reversed(columns.values()), None) if columns else None)
-    if labels is None or not len(labels) or not np.issubdtype(labels.dtype, np.integer):
-        return 0
-    return int(labels.max()) + 1 if labels.min() >= 0 else 0
-
-
-def columns_of(dataset: Any, fields: Fields) -> Columns:
-    """Columns of the table by name: one number or text a sample."""
-    if isinstance(dataset, SomeRows):
-        whole = columns_of(dataset.dataset, fields)
-        return {name: np.asarray(dataset.column(values)) for name, values in whole.items()}
-    if isinstance(dataset, Subset):
-        rows = np.asarray(dataset.indices, dtype=np.int64)
-        return {name: column[rows] for name, column in columns_of(dataset.dataset, fields).items()}
-    if isinstance(dataset, ConcatDataset):
-        parts = [columns_of(part, fields) for part in dataset.datasets]
-        shared = [name for name in parts[0] if all(name in part for part in parts)]
-        return {name: np.concatenate([part[name] for part in parts]) for name in shared}
-    if isinstance(dataset, TensorDataset):
-        names = fields.of(len(dataset.tensors))
-        columns = zip(names, dataset.tensors, strict=True)
-        return {name: tensor.cpu().numpy() for name, tensor in columns if tensor.ndim == 1}
-    for values in (getattr(dataset, name, None) for name in _LABELS):
-        if not isinstance(values, (list, tuple, np.ndarray, torch.Tensor)):
-            continue
-        with suppress(TypeError, ValueError):  # of unequal lengths
-            labels = np.asarray(values)
-            if labels.ndim == 1 and labels.dtype.kind in "iuUbf" and len(labels) == len(dataset):
-                return {"label": labels}
-    return {}
+def row_counts(dataset: Any) -> list[tuple[str, int | None]]:
+    """Class name and length of a dataset and of those inside of it."""
+    inside: list[Any] = []
+    if isinstance(dataset, (SomeRows, Subset)):
+        inside = [dataset.dataset]
+    elif isinstance(dataset, ConcatDataset):
+        inside = dataset.datasets
+    elif isinstance(sources := getattr(dataset, "sources", None), Mapping):
+        inside = [*sources.values()]
+    own = (type(dataset).__name__, length_of(dataset))
+    return [own, *(entry for part in inside for entry in row_counts(part))]

@@ -54,46 +54,42 @@ class Fields:
         """
         if isinstance(sample, Mapping):
             return {name: _value(value) for name, value in sample.items()}
-        own = own_names(sample)
-        if own is not None:
-            return {name: _value(getattr(sample, name)) for name in own}
-        whole = self.given is not None and len(self.given) == 1
-        if isinstance(sample, (tuple, list)) and not (whole and len(sample) != 1):
-            if self.given is not None and len(self.given) != len(sample):
-                raise DataError(
-                    f"a sample has {len(sample)} positions, and data.fields names "
-                    f"{len(self.given)} ({', '.join(self.given)})"
-                )
-            names = self.of(len(sample))
-            return {name: _value(value) for name, value in zip(names, sample, strict=True)}
         if sample is None:
             raise DataError("the sample is None; a dataset gives a dict, a tuple or a tensor")
-        return {self.of(1)[0]: _value(sample)}
+        names, values = _parts(sample)
+        if names is None and self.given:
+            if len(self.given) == 1 != len(values):
+                values = (sample,)  # the name is that of the whole
+            elif len(self.given) != len(values):
+                raise DataError(
+                    f"a sample has {len(values)} positions, and data.fields names "
+                    f"{len(self.given)} ({', '.join(self.given)})"
+                )
+        names = names or self.of(len(values))
+        return {name: _value(value) for name, value in zip(names, values, strict=True)}
 
     def batch(self, made: Any) -> Mapping[str, Any]:
         """A batch of a person's collate function as named fields."""
         if isinstance(made, Mapping):
             return made
-        own = own_names(made)
-        if own is not None:
-            return {name: getattr(made, name) for name in own}
-        values = made if isinstance(made, (tuple, list)) else (made,)
-        return dict(zip(self.of(len(values)), values, strict=True))
+        names, values = _parts(made)
+        return dict(zip(names or self.of(len(values)), values, strict=True))
 
 
 NAMELESS = Fields()
 
 
-def own_names(sample: object) -> tuple[str, ...] | None:
-    """The names of the parts of a named tuple or a dataclass; None for anything else."""
-    if isinstance(sample, tuple):
-        return getattr(sample, "_fields", None)
-    if dataclasses.is_dataclass(sample) and not isinstance(sample, type):
-        return tuple(field.name for field in dataclasses.fields(sample))
-    return None
+def _parts(sample: Any) -> tuple[Sequence[str] | None, Sequence[Any]]:
+    """The names that a sample has of its own, None where it has positions, and its values."""
+    if isinstance(sample, (tuple, list)):
+        return getattr(sample, "_fields", None), sample
+    if dataclasses.is_dataclass(sample):
+        names = [field.name for field in dataclasses.fields(sample)]
+        return names, [getattr(sample, name) for name in names]
+    return None, (sample,)
 
 
-def restorer(sample: object) -> Restore | None:
+def restorer(sample: Any) -> Restore | None:
     """A function that makes a sample of this one's kind of fields; None if it is a mapping.
 
     Fields that transforms have added come last. Where a named tuple or dataclass cannot hold them,
@@ -101,14 +97,14 @@ def restorer(sample: object) -> Restore | None:
     """
     if isinstance(sample, Mapping):
         return None
-    own = own_names(sample)
-    if own is not None:
-        kind: Any = type(sample)
-        return lambda fields: kind(**fields) if tuple(fields) == own else dict(fields)
-    if isinstance(sample, (tuple, list)):
-        kind = tuple if isinstance(sample, tuple) else list
-        return lambda fields: kind(fields.values())
-    return lambda fields: next(iter(fields.values())) if len(fields) == 1 else (*fields.values(),)
+    (names, values), kind = _parts(sample), type(sample)
+    if names is not None:
+        return lambda fields: kind(**fields) if [*fields] == [*names] else dict(fields)
+    made = list if isinstance(sample, list) else tuple
+    unpacks = len(values) != 1 or values[0] is sample  # a lone field is the whole
+    return lambda fields: (
+        next(iter(fields.values())) if unpacks and len(fields) == 1 else made(fields.values())
+    )
 
 
 def _value(value: object) -> Any:

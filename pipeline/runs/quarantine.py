@@ -179,9 +179,9 @@ def policy(
     """
     if split == "val" and on_error == "substitute":
         on_error = "skip"
-    length = None if isinstance(plan, StreamPlan) else len(dataset)
+    sampler = None if isinstance(plan, StreamPlan) else plan.sampler
     if not path:
-        return rule(on_error, {}, plan.sampler, length, seed)
+        return rule(on_error, {}, sampler, seed)
     if isinstance(plan, StreamPlan):
         shards = len(dataset.shards()) if hasattr(dataset, "shards") else 1
         if hasattr(dataset, "set_epoch") or (plan.sampler.shuffle_shards and shards > 1):
@@ -199,4 +199,4 @@ def policy(
     )
     if isinstance(dataset, SomeRows):
         known = {number: known[row] for number, row in dataset.places(list(known)).items()}
-    return rule(on_error, known, plan.sampler, length, seed)
+    return rule(on_error, known, sampler, seed)

@@ -259,6 +259,20 @@ def test_a_batch_of_nothing_but_bad_samples_gives_every_rank_a_row(tmp_path, on_
         assert counted == (5 if on_error == "substitute" else 0)
 
 
+@pytest.mark.parametrize("on_error", ["substitute", "skip"])
+def test_a_large_batch_of_nothing_but_bad_samples_gets_rows_of_other_batches(on_error):
+    loader = port.loader(
+        Damaged(400, 40),
+        lambda: BatchSampler(SequentialSampler(range(400)), 40, False),
+        40,
+        on_error=on_error,
+    )
+    batch = next(loader.epoch(0))
+    assert len(batch.left_out) == 40
+    assert len(batch.indices) == (40 if on_error == "substitute" else 1)
+    assert batch.indices.min() >= 40
+
+
 def test_padding_that_is_bad_is_not_reported(tmp_path):
     broken_images.damage(broken_images.write_images(tmp_path, COUNT), [35])
     for on_error in ("skip", "substitute"):

@@ -259,7 +259,7 @@ def test_bad_samples_leave_a_batch_alike_however_it_was_shared_out(way):
     for world in (1, 2, 3, 4):
         sampler = Random(40, 0)
         plan = Plan(sampler, 14, together=compose.together)
-        bad = rule(way, {}, sampler, 40, 0)
+        bad = rule(way, {}, sampler, 0)
         fetch = Fetch(Damaged(), None, Stack(), 0, True, compose, bad)
         hashes.add(batch_hash([fetch(plan.request(0, 1, rank, world)) for rank in range(world)]))
     assert len(hashes) == 1

@@ -99,26 +99,26 @@ def test_samples_become_a_batch(collate, samples, batch):
             Pad(),
             [torch.zeros(1, 2), torch.zeros(1, 3)],
             (0, 1),
-            "shapes [1, 2] and [1, 3] differ beyond the length",
+            "shapes [1, 2] and [1, 3] differ in more than their length",
         ),
         (
             Pad(["x"]),
             [torch.tensor(1), torch.tensor(2)],
             (0, 0),
-            "shapes [] and [] differ beyond the length",
+            "shapes [] and [] differ in more than their length",
         ),
         (Pad(["y"]), [torch.zeros(1)], (0, 0), "to be padded, but the samples have only x"),
         (
             PadTime(),
             [torch.zeros(2, 1), torch.zeros(3, 1)],
             (0, 1),
-            "shapes [2, 1] and [3, 1] differ before the last, time",
+            "shapes [2, 1] and [3, 1] differ in more than their length",
         ),
         (
             PadTime(["x"]),
             [torch.tensor(1)],
             (0, 0),
-            "shapes [] and [] differ before the last, time",
+            "shapes [] and [] differ in more than their length",
         ),
     ],
 )
@@ -193,10 +193,13 @@ def test_fields_that_were_gathered_become_a_batch(collate, gathered, batch):
     ("collate", "gathered", "field", "reason"),
     [
         (Stack(), {"x": ragged([1, 2, 3], [2, 1])}, "x", "its rows have different lengths"),
-        (Pad(["x"]), {"x": torch.tensor([1])}, "x", "cannot be padded"),
-        (Pad(["x"]), {"x": ["a"]}, "x", "cannot be padded"),
-        (Pad(["x"]), {}, "x", "cannot be padded"),
-        (Pad(["x"], sort=True), {"x": ragged([1], [1])}, "", "rows are sorted by their samples"),
+        (
+            Pad(["x"]),
+            {"x": torch.tensor([1])},
+            "x",
+            "shapes [] and [] differ in more than their length",
+        ),
+        (Pad(["x"]), {"y": ["a"]}, "x", "to be padded, but the samples have only y"),
     ],
 )
 def test_fields_that_were_gathered_and_do_not_fit_are_named(collate, gathered, field, reason):

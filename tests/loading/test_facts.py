@@ -69,8 +69,8 @@ def test_labels_are_a_value_for_each_row(values, kept):
 def test_lengths_are_a_whole_number_for_each_row(lengths):
     message = rf"Rows.lengths has {len(lengths)} values of type {lengths.dtype}; .* each of 3 rows"
     with pytest.raises(DataError, match=message):
-        facts.lengths_of(Rows(lengths=lengths))
-    assert facts.lengths_of(Rows(lengths=[1, 2])) is None  # somebody's own attribute
+        facts.columns_of(Rows(lengths=lengths))
+    assert facts.columns_of(Rows(lengths=[1, 2])) == {}  # somebody's own attribute
 
 
 def test_the_tokens_of_texts_are_their_lengths():
@@ -81,16 +81,20 @@ def test_the_tokens_of_texts_are_their_lengths():
         def length(text):
             return len(text.split())
 
+    def lengths(dataset, names=frozenset({"length"}), **steps):
+        return facts.table_for({*names}, dataset, Fields(), steps)["length"].tolist()
+
     table = pd.DataFrame({"text": ["a b", "c", "d e f"], "length": [9, 9, 9]})
-    steps = {"other": object(), "tokens": Tokenizer()}
-    counted = facts.with_token_lengths(table, Rows(), steps)
-    assert counted["length"].tolist() == [2, 1, 3]
-    other = table.drop(columns="text")
-    assert facts.with_token_lengths(other, Rows(), steps) is other
-    assert facts.with_token_lengths(table, Rows(), {"other": object()}) is table
-    assert facts.with_token_lengths(None, Rows(), steps) is None
-    own = Rows(text_lengths=lambda length, counting: [length("a b c"), 1, len(counting)])
-    assert facts.with_token_lengths(table, own, steps)["length"].tolist() == [3, 1, 7]
+    texts, tokens = Rows(metadata=table), Tokenizer()
+    assert lengths(texts, other=object(), tokens=tokens) == [2, 1, 3]
+    assert lengths(texts, {"length", "text"}, tokens=tokens) == [2, 1, 3]
+    assert lengths(Rows(metadata=table.drop(columns="text")), tokens=tokens) == [9, 9, 9]
+    assert lengths(texts, other=object()) == [9, 9, 9]
+    assert facts.table_for({"text"}, texts, Fields(), {"tokens": tokens}) is table
+    assert facts.table_for({"length"}, Rows(), Fields(), {"tokens": tokens}) is None
+    own = Rows(metadata=table, text_lengths=lambda length, how: [length("a b c"), 1, len(how)])
+    assert lengths(own, tokens=tokens) == [3, 1, 7]
+    assert list(facts.table_for({"length"}, LABELED, Fields(), {})) == ["length", "label"]
 
 
 FEATURES, CLASSES = torch.zeros(3, 2, 5), torch.tensor([0, 3, 1])

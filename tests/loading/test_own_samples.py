@@ -98,6 +98,12 @@ def test_and_is_given_back_as_it_was(sample):
     assert (named if restore is None else restore(named)) == sample
 
 
+def test_a_list_with_one_name_is_given_back_whole():
+    tokens = [5, 6, 7]
+    named = Fields(["tokens"]).named(tokens)
+    assert restorer(tokens)(named) == tokens
+
+
 def test_what_transforms_have_added_comes_after_it():
     assert restorer((1, 2))({"input": 1, "target": 2, "tokens": 3}) == (1, 2, 3)
     assert restorer(7)({"input": 7, "tokens": 3}) == (7, 3)

@@ -4,6 +4,8 @@ import errno
 
 import numpy as np
 import pytest
+import torch
+from torchvision.transforms import v2
 
 from penstock.errors import ConfigError, DataError, Problem, UnreachableError
 from penstock.loading import bad_samples
@@ -156,4 +158,6 @@ def test_an_error_names_its_transform():
     with pytest.raises(ValueError, match="odd") as caught:
         Compose({"first": lambda sample: sample, "second": broken})({})
     assert caught.value.__notes__ == ["in the transform 'second'"]
+    with pytest.raises(ConfigError, match="is for pictures, and a sample has none: x\\."):
+        Compose({"flip": v2.Resize(3)})({"x": torch.zeros(5)})
     assert bad_samples.path_of(object(), 3) == ""

@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.errors import DataError
-from penstock.loading.facts import lengths_of, table_of
+from penstock.loading.facts import columns_of, table_of
 from penstock.order.samplers import Bucket, Curriculum, Weighted
 
 
@@ -55,15 +55,15 @@ def test_lengths_stand_in_the_table_of_a_dataset_that_has_none() -> None:
     table = table_of(Texts())
     assert table is not None
     assert table["length"].tolist() == [3, 1, 4, 1, 5, 9, 2, 6]
-    chosen = lengths_of(Subset(ConcatDataset([Texts(), Texts([7])]), [8, 5]))
-    assert np.asarray(chosen).tolist() == [7, 9]
-    assert lengths_of(ConcatDataset([Texts(), [1, 2]])) is None  # type: ignore[list-item]
+    chosen = columns_of(Subset(ConcatDataset([Texts(), Texts([7])]), [8, 5]))
+    assert chosen["length"].tolist() == [7, 9]
+    assert columns_of(ConcatDataset([Texts(), [1, 2]])) == {}  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("lengths", [[1.0, 2.0], ["a", "b"]])
 def test_lengths_that_are_no_whole_numbers_are_refused(lengths: list[Any]) -> None:
     with pytest.raises(DataError, match=r"Texts\.lengths has 2 values"):
-        lengths_of(Texts(lengths))
+        columns_of(Texts(lengths))
 
 
 def test_too_few_lengths_are_refused() -> None:
@@ -71,4 +71,4 @@ def test_too_few_lengths_are_refused() -> None:
     dataset.lengths = dataset.lengths[:3]
     dataset.__class__ = type("Wrapped", (Texts,), {"__len__": lambda _: 8})
     with pytest.raises(DataError, match=r"Wrapped\.lengths has 3 values .* 8 rows"):
-        lengths_of(dataset)
+        columns_of(dataset)

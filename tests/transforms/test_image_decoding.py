@@ -7,7 +7,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from penstock.build.data import DataParts
 from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.reading.image import encoded_image, read_image
 from penstock.errors import ConfigError, DataError
-from penstock.loading import output
 from penstock.loading.collate import Stack
 from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.loading.fetch import Fetch
@@ -478,21 +476,6 @@ def test_a_batch_is_written_in_place(tmp_path):
     assert seen == [True]
 
 
-def test_memory_is_used_again_only_when_nobody_holds_it():
-    def one():
-        with output.batch(3):
-            rows = [output.allocate_row((4, 5), np.float32).tensor for _ in range(3)]
-            return output.contiguous_view(rows)
-
-    first = one()
-    place = first.data_ptr()
-    kept = first[1]
-    del first
-    assert one().data_ptr() != place  # `kept` is a part of it
-    del kept
-    assert place in {batch.data_ptr() for batch in [one(), one(), one()]}
-
-
 class SaysShared(Stack):
     """Says of a batch whether it lies in shared memory before it is sent anywhere."""
 
@@ -511,38 +494,6 @@ def test_workers_write_into_shared_memory(tmp_path, size, shares):
             batch = next(iter(loader))
         assert batch["shared"] is shared
         assert batch["image"].shape == (5, 3, size, size)
-
-
-def test_rows_that_are_not_in_order_are_stacked_as_usual():
-    with output.batch(3):
-        rows = [output.allocate_row((2,), np.float32).tensor.fill_(number) for number in range(3)]
-        assert output.contiguous_view(rows).tolist() == [[0, 0], [1, 1], [2, 2]]
-        assert output.contiguous_view(rows[1:]).tolist() == [[1, 1], [2, 2]]
-        assert output.contiguous_view(rows[::-1]) is None
-        assert output.contiguous_view([rows[0], rows[2]]) is None
-        assert output.contiguous_view([rows[0], rows[1].clone()]) is None
-        assert output.contiguous_view([row[:1] for row in rows]) is None
-        beyond = output.allocate_row((2,), np.float32).tensor
-        assert output.contiguous_view([rows[2], beyond]) is None
-    assert output.contiguous_view(rows) is None  # the batch is over
-
-
-def test_slots_of_threads_are_their_own():
-    found = {}
-
-    def work(name):
-        with output.batch(2):
-            found[name] = [output.allocate_row((8,), np.uint8).tensor for _ in range(2)]
-
-    with output.batch(2):
-        work_here = output.allocate_row((8,), np.uint8).tensor
-        threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    places = {t.data_ptr() for t in [work_here, *found["a"], *found["b"]]}
-    assert len(places) == 5
 
 
 def test_a_bad_file_names_itself_in_the_run(tmp_path, capsys):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from penstock.addons.filters.expressions import Expression
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.loading.facts import table_of, with_token_lengths
+from penstock.loading.facts import table_for
 from penstock.order.columns import column_of
 from penstock.order.keys import FloatArray, IntArray
 from penstock.order.plan import Costs
@@ -123,8 +123,7 @@ def costs_of(split: Split) -> Costs:
             )
             raise ConfigError(Problem("batch.balance", reason))
         return PartCosts(cost)
-    table = table_of(split.dataset, split.data.fields)
-    if "length" in cost.columns:
-        table = with_token_lengths(table, split.dataset, split.transform.steps)
+    steps = split.transform.steps
+    table = table_for({*cost.columns}, split.dataset, split.data.fields, steps)
     columns = {name: column_of(table, name, "balance", "batch") for name in cost.columns}
     return RowCosts(cost, columns)

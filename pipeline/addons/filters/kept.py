@@ -26,7 +26,7 @@ from penstock.addons.filters.expressions import Expression, Mask, columns_of_tab
 from penstock.config.schema import DataSection
 from penstock.config.targets import make
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.loading.facts import SomeRows, columns_of, lengths_of, table_of
+from penstock.loading.facts import SomeRows, columns_of, table_of
 from penstock.loading.fields import Fields
 from penstock.order.keys import IntArray
 from penstock.order.plan import is_stream
@@ -194,10 +194,8 @@ class RowChoice:
 
 def _table(dataset: object, fields: Fields) -> object:
     """The table of a dataset: pandas', or where it only tells `lengths`, that column by name."""
-    lengths = None if hasattr(dataset, "metadata") else lengths_of(dataset)
-    if lengths is None:
-        return table_of(dataset, fields)
-    return {"length": lengths, **columns_of(dataset, fields)}
+    columns = {} if hasattr(dataset, "metadata") else columns_of(dataset, fields)
+    return columns if "length" in columns else table_of(dataset, fields)
 
 
 def _by_function(function: Any, table: Any) -> Any:

@@ -30,7 +30,7 @@ from penstock.addons.packs.folder import NpyStream, Pack, damaged
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Limits
 from penstock.loading.bad_samples import path_of
-from penstock.loading.facts import classes_of, facts_of, lengths_of, table_of
+from penstock.loading.facts import classes_of, columns_of, facts_of, table_of
 from penstock.loading.fields import Fields
 from penstock.order.keys import IntArray
 
@@ -203,7 +203,7 @@ def write_answers(
         DataError: a column of its table cannot be packed.
     """
     table = table_of(dataset, fields)
-    lengths = lengths_of(dataset)
+    lengths = columns_of(dataset).get("length")
     if lengths is not None:
         stream = NpyStream(folder / f"{LENGTHS}.npy", lengths.dtype.str)
         for start in range(0, len(dataset), _ROWS):
