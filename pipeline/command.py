@@ -190,7 +190,13 @@ def _help(folder: str | None) -> str:
         f"{group}: {', '.join(sorted(one.stem for one in files if one.parent.name == group))}\n"
         for group in sorted({one.parent.name for one in files})
     )
-    return Path(__file__).with_name("help.txt").read_text("utf-8").replace("GROUPS\n", groups)
+    return (
+        Path(__file__)
+        .with_name("help.txt")
+        .read_text("utf-8")
+        .replace("python run.py", program.text())
+        .replace("GROUPS\n", groups)
+    )
 
 
 def execute(config: Config | None) -> float | None:

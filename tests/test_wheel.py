@@ -122,7 +122,8 @@ def test_a_wheel_makes_projects(installed, empty):
     """It has their template."""
     done = start(installed, empty, "init", "stains")
     assert done.returncode == 0, done.stderr
-    done = start(installed, empty / "stains", "dataset=stains", "task=digest", "steps=1")
+    words = "--trust=stains", "--config-dir=conf", "dataset=stains", "task=digest", "steps=1"
+    done = start(installed, empty / "stains", *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("total ")
 
@@ -166,7 +167,8 @@ PROJECT = {
     "pipeline.py": """
 def scale(value):
     return 2 * value
-
+""",
+    "own.py": """
 class Same:
     def __call__(self, sample):
         return sample
@@ -211,7 +213,7 @@ if __name__ == "__main__":
 def test_a_project_may_have_a_pipeline_datasets_and_conf_of_its_own(
     origin, tmp_path, request, drawn
 ):
-    """A script, a worker that it spawns, a run that calls the project's module, and resumes."""
+    """A script, a worker that it spawns, a run that calls a module of the project, and resumes."""
     project = tmp_path / "project"
     for name, text in PROJECT.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
@@ -238,7 +240,7 @@ def test_a_project_may_have_a_pipeline_datasets_and_conf_of_its_own(
 
     said = start("script.py", *small).stdout.splitlines()
     assert said == [str(home / "penstock" / "__init__.py"), "Run"]
-    own = ["+transform.train.mine._target_=pipeline.Same", "run_dir=outputs/first", *small]
+    own = ["--trust=own", "+transform.train.mine._target_=own.Same", "run_dir=outputs/first", *small]
     own += ["trainer.baseline=false", "trainer.pictures=false", "trainer.report=false"]
     start(program, "trainer.max_steps=1", *own)
     resumed = start(program, "trainer.max_steps=2", "resume=auto", *own)
@@ -277,9 +279,9 @@ def test_its_help_and_its_hints_say_penstock(installed, empty):
     assert done.returncode == 0, done.stderr
     assert 'eval "$(penstock -sc install=bash)"' in done.stdout
     assert "run.py" not in done.stdout
-    missing = start(installed, empty, "--config-path", "nowhere")
+    missing = start(installed, empty, "init")
     assert missing.returncode == 2
-    assert f"there is no folder {empty / 'nowhere'}\n" in missing.stderr
+    assert "penstock init FOLDER\n" in missing.stderr
 
 
 def test_no_message_tells_to_install_another_program():

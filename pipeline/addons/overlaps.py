@@ -37,7 +37,7 @@ Marks = dict[int, tuple[int, int]]  # the first row and the hash of its target, 
 def report(data: DataParts) -> None:
     """Print what of the other splits is in training."""
     others = [split for split in data.splits if not split.is_train]
-    with suppress(ConfigError, TypeError):  # there is none; a stream
+    with suppress(ConfigError, DataError, TypeError):  # there is none; a stream
         # Neither training nor the rest of the check reads it.
         others += [split for split in (data.test,) if len(split.dataset)]
     train = _marks(data.train) if others else {}

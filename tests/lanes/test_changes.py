@@ -72,12 +72,12 @@ def test_one_label(whole, tmp_path, capsys):
 
 def test_one_augmentation(whole, tmp_path, capsys):
     run_, root = whole
-    more = ("transform.train.flip.p=0.55", f"run_dir={tmp_path / 'run'}")
+    more = ("transform.train.flip.p=0.47", f"run_dir={tmp_path / 'run'}")
     assert run(capsys, *FIT, root, *more).code == 0
     found = findings(capsys, run_, tmp_path / "run")
-    # The first draws between 0.5 and 0.55 are those of a later batch.
+    # The first draws between 0.47 and 0.5 are those of a later batch.
     for what in ("digests", "losses"):
-        assert found[what].startswith("first differ at epoch 1, step 1:")
+        assert found[what].startswith("first differ at epoch 1, step 2:")
     assert found["samples"] == "the same at 12 steps"
 
 
@@ -88,7 +88,7 @@ def test_another_order_of_two_lanes_sums(whole, tmp_path, capsys, monkeypatch):
 
     def in_another_order(self, of_lane, counts):
         calls.append(1)
-        if len(calls) != 4:
+        if len(calls) != 2:
             return add(self, of_lane, counts)
         items = [of_lane(lane) for lane in range(4)]
         return add(self, lambda lane: items[(0, 2, 1, 3)[lane]], counts)
@@ -97,6 +97,6 @@ def test_another_order_of_two_lanes_sums(whole, tmp_path, capsys, monkeypatch):
     assert run(capsys, *FIT, root, f"run_dir={tmp_path / 'run'}").code == 0
     assert len(calls) == 12
     found = findings(capsys, run_, tmp_path / "run")
-    assert found["losses"].startswith("first differ at epoch 0, step 4:")
+    assert found["losses"].startswith("first differ at epoch 0, step 2:")
     assert found["digests"] == "the same at 12 steps"
     assert "weights" in found

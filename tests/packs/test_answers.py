@@ -279,16 +279,13 @@ def test_a_filter_of_a_pack_answers_as_that_of_the_dataset(tmp_path):
     same_answers(dataset, packed)
 
 
-def test_checking_a_pack_for_damage_is_refused(tmp_path, capsys):
-    done = run(
-        capsys,
-        "task=check",
-        "dataset=image_folder",
-        AUTO,
-        f"cache_dir={tmp_path}/cache",
-        f"dataset.root={write_images(tmp_path / 'data')}",
-        f"run_dir={tmp_path}/run",
-        "loader.num_workers=1",
-    )
+def test_a_pack_is_checked_unless_the_dataset_looks_for_damage_itself(tmp_path, capsys):
+    images = "dataset=image_folder", f"dataset.root={write_images(tmp_path / 'data')}"
+    gone = [f"~dataset.{key}" for key in ("root", "count", "size", "seed", "val_fraction", "reader")]
+    own = "--trust=tests", f"dataset._target_={__name__}.Told", *gone, "transform=none"
+    common = "task=check", AUTO, f"cache_dir={tmp_path}/cache", "loader.num_workers=1"
+    done = run(capsys, *images, *common)
+    assert (done.code, done.out.splitlines()[0]) == (0, "12 samples, nothing wrong with them")
+    done = run(capsys, *own, *common, f"run_dir={tmp_path}/run")
     assert (done.code, (tmp_path / "run").exists()) == (2, False), done.err
     assert "data.packed: damage that reading does not show" in done.err

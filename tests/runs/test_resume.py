@@ -24,9 +24,9 @@ CASES = {
 }
 LOADINGS = [
     {},
-    {"backend": "thread", "num_workers": 2},
+    {"backend": "process", "num_workers": 2},
     {},
-    {"backend": "thread", "num_workers": 3, "prefetch_factor": 4},
+    {"backend": "process", "num_workers": 3, "prefetch_factor": 4},
 ]
 
 

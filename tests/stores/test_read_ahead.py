@@ -30,7 +30,7 @@ from penstock.addons.stores.retry import asks_to_wait
 from penstock.datasets.face_landmarks import FaceLandmarks
 from penstock.datasets.files import Files
 from penstock.distributed.world import World
-from penstock.errors import ConfigError, DataError
+from penstock.errors import DataError
 from penstock.loading.collate import List
 from penstock.loading.digests import hash_of_rows, row_hashes
 from penstock.loading.fetch import Fetch
@@ -39,6 +39,7 @@ from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
 from tests.face_folder import write_faces
+from tests.program import run
 from tests.s3_server import wait_until
 from tests.web_server import WebServer
 
@@ -262,10 +263,12 @@ def test_a_wait_that_is_longer_than_patience_is_no_leave_to_ask_all_at_once(tmp_
     assert max(most) <= 4, "two, and a little more with each good answer"
 
 
-@pytest.mark.parametrize(("key", "value"), [("ahead", "much"), ("ahead", -1)])
-def test_what_is_no_pace_is_refused(key, value):
-    with pytest.raises(ConfigError, match=f"{key}: '?{value}'?; allowed"):
-        Files(**{key: value})
+@pytest.mark.parametrize("value", ["much", -1])
+def test_what_is_no_pace_is_refused(value, tmp_path, capsys):
+    images = "dataset=image_folder", f"dataset.root={tmp_path}"
+    done = run(capsys, "task=digest", *images, f"files.ahead={value}")
+    assert done.code == 2
+    assert "files.ahead: " in done.err
 
 
 # A loader that reads ahead

@@ -619,7 +619,7 @@ def test_a_sampler_counts_tokens_and_not_characters(tmp_path):
         step = parts.data.train.transform.steps["tokenize"]
         true = [len(step(dataset[row])["tokens"]) for row in range(len(dataset))]
         assert dataset.text_lengths(step.length, step.counting).tolist() == true
-        for number in range(len(sampler)):
+        for number in range(sampler.size(0)):
             rows = sampler.batch(0, number)[1]
             assert len(rows) * max(true[row] for row in rows) <= 18
     told = parts.data.train.fingerprint["lengths"]
