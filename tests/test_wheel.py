@@ -240,7 +240,12 @@ def test_a_project_may_have_a_pipeline_datasets_and_conf_of_its_own(
 
     said = start("script.py", *small).stdout.splitlines()
     assert said == [str(home / "penstock" / "__init__.py"), "Run"]
-    own = ["--trust=own", "+transform.train.mine._target_=own.Same", "run_dir=outputs/first", *small]
+    own = [
+        "--trust=own",
+        "+transform.train.mine._target_=own.Same",
+        "run_dir=outputs/first",
+        *small,
+    ]
     own += ["trainer.baseline=false", "trainer.pictures=false", "trainer.report=false"]
     start(program, "trainer.max_steps=1", *own)
     resumed = start(program, "trainer.max_steps=2", "resume=auto", *own)

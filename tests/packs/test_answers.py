@@ -281,7 +281,9 @@ def test_a_filter_of_a_pack_answers_as_that_of_the_dataset(tmp_path):
 
 def test_a_pack_is_checked_unless_the_dataset_looks_for_damage_itself(tmp_path, capsys):
     images = "dataset=image_folder", f"dataset.root={write_images(tmp_path / 'data')}"
-    gone = [f"~dataset.{key}" for key in ("root", "count", "size", "seed", "val_fraction", "reader")]
+    gone = [
+        f"~dataset.{key}" for key in ("root", "count", "size", "seed", "val_fraction", "reader")
+    ]
     own = "--trust=tests", f"dataset._target_={__name__}.Told", *gone, "transform=none"
     common = "task=check", AUTO, f"cache_dir={tmp_path}/cache", "loader.num_workers=1"
     done = run(capsys, *images, *common)
