@@ -159,7 +159,8 @@ def test_one_thread_makes_the_first_batch_of_threads(tail):
     ) as loader:
         assert sum(batch.request.valid for batch in loader.epoch(0)) == 64
     first = made[: 32 + 1]  # one sample is compared
-    assert len({*first}) == 1 and threading.current_thread() not in first
+    assert len({*first}) == 1
+    assert threading.current_thread() not in first
 
 
 def test_datasets_see_their_worker_as_usual():
