@@ -253,7 +253,7 @@ def even(field: str, values: Any) -> Any:
     length = int(values.lengths[0])
     if (values.lengths != length).any():
         raise Mismatch(field, (0, 0), "its rows have different lengths")
-    return values.values.unflatten(0, (len(values.lengths), length))
+    return values.values.reshape(len(values.lengths), length, *values.values.shape[1:])
 
 
 def _shapes(first: Any, other: Any) -> str:
