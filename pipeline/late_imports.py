@@ -21,7 +21,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 from threading import RLock
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 _running = RLock()
@@ -59,12 +59,12 @@ def install() -> None:
             PathFinder.find_spec(_DYNAMO, torch.submodule_search_locations),
             "torch",
             graph_break=lambda *args, **options: None,
-            # Torch's own functions, which alone are not wrapped, stay as they are until something
-            # is compiled; anybody else's are disabled by the compiler itself.
-            disable=lambda function=None, *args, wrapping=True, **options: (
-                [compiler.config, compiler.disable][1](function, *args, **options)
-                if wrapping
-                else function
+            # A function is only marked as one that is not compiled: until there is a compiler, none
+            # is, and then it knows it by the mark.
+            disable=lambda function=None, *args, **options: (
+                vars(function).update(_torchdynamo_disable=True) or function
+                if isinstance(function, FunctionType)
+                else [compiler.config, compiler.disable][1](function, *args, **options)
             ),
         )
         path = compiler._waiting["__path__"] = vars(compiler).pop("__path__")

@@ -48,7 +48,7 @@ COMPILES = """
 import sys
 from penstock import late_imports
 late_imports.install()
-import torch, torchvision
+import torch, torchvision.tv_tensors
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.AdamW(model.parameters())
 model(torch.ones(1, 2)).sum().backward()
