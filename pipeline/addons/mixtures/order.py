@@ -8,8 +8,8 @@ The source and the row at a position follow without the positions before it:
    of the positions, rounded; the rows of a block stand in an order drawn from (seed, stage, block).
 3. A source's rows follow a random order of its own, whose epochs are the source's passes.
 
-Cost: 0.2 us a position, anywhere; 0.1 ms for the first one in a block; 5 ms for each source that
-ends.
+Cost: 1 us a position in long slices, 0.24 ms a batch of 64 (once, on a busy machine);
+5 ms for each source that ends.
 """
 
 from __future__ import annotations
