@@ -126,7 +126,6 @@ class TrainStep:
         self._counted = 0  # losses of this rank in them
         self._divisor = 1  # of those gradients
         self._epochs = tuple(epochs)
-        self._share, self._each = 0.0, torch.empty(0)  # the last gradient of the losses
         self._batches_before, self._buffers_before = 0, list[Tensor]()  # at the last update
 
     def _wrapped(self, objective: Objective) -> nn.Module:
@@ -185,11 +184,8 @@ class TrainStep:
         self._counted += count
         self.pending = True
         self.batches += 1
-        # The gradient of the divided sum, without a division and a sum.
-        share, last = 1 / self._divisor, self._each
-        if self._share != share or last.shape != losses.shape or last.dtype != losses.dtype:
-            self._share, self._each = share, torch.full_like(losses, share)
-        self.scaler.scale(losses).backward(self._each)
+        # Not `backward(gradient)`: torch imports sympy to check its shape, 0.7 s at first.
+        self.scaler.scale(losses.sum() * (1 / self._divisor)).backward()
         return losses.detach()
 
     def _keep_before(self) -> None:

@@ -143,6 +143,7 @@ def kinds(draw, files):
             ),
             rows=None,
             stream=True,
+            draws=True,
             norms=True,
         ),
         "sequences": Kind(
@@ -197,6 +198,7 @@ def kinds(draw, files):
             ("dataset=image_folder", f"dataset.root={files}/images", *FEW_PIXELS),
             groups=("label",),
             rows=28,
+            draws=True,
             norms=True,
         ),
         "parquet": Kind(

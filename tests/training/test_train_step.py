@@ -236,13 +236,8 @@ def test_ranks_divide_by_an_average_share(total, accumulate, divisor):
     step = step_of(group=Rank(), accumulate=accumulate)
     step.learn(batch(0, 4, total=total))
     assert step._divisor == divisor
-    assert step._each.tolist() == pytest.approx([1 / divisor] * 4)
-    before = step._each
     step.learn(batch(4, 4, total=100))  # later ones have the same
     assert step._divisor == divisor
-    assert step._each is before
-    step.learn(batch(8, 2, total=total))
-    assert step._each.shape == (2,)
 
 
 @pytest.mark.parametrize(
