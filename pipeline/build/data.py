@@ -26,7 +26,6 @@ from penstock.loading.compose import Views
 from penstock.loading.facts import SomeRows, classes_of, facts_of, table_for, tokenizer_of
 from penstock.loading.fetch import Fetch, refuse_postscript
 from penstock.loading.fields import Fields, OwnCollate
-from penstock.loading.known_by import CONTENT, FINGERPRINT, KNOWN_BY, in_fingerprint
 from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions, check, options_of
 from penstock.order.address import Skipped
@@ -43,6 +42,7 @@ from penstock.order.samplers import BatchStrategy, Order, Sequential
 from penstock.runs import quarantine
 from penstock.runs.identity.dataset import marks_of, tells_all
 from penstock.runs.identity.fingerprints import fingerprint_of, recorded
+from penstock.runs.manifest import UNPROVEN
 from penstock.terminal import say
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.image import Compose, fill_masks
@@ -487,7 +487,8 @@ class Split:
         config, dataset = self.config, self.dataset
         parts = identity(config, self.steps)
         parts |= {"dataset": self.fingerprint_of(dataset), **recorded(config.data.fingerprint)}
-        parts |= in_fingerprint(self._marks(dataset))
+        marks = self._marks(dataset)
+        parts |= {f"dataset.identity.{name}": value for name, value in marks.items()}
         if not self.is_train:
             parts["batch.val_size"] = str(self.batch_size)
         if self.is_train or self.packs:
@@ -525,8 +526,7 @@ class Split:
     @property
     def known_by(self) -> dict[str, str]:
         """A manifest's marks of the dataset and its content; none for Penstock's datasets."""
-        marks, tells = self._marks(self.dataset), self._tells(self.dataset)
-        return {KNOWN_BY: FINGERPRINT if tells else CONTENT, **marks} if marks or not tells else {}
+        return self._marks(self.dataset) | ({} if self._tells(self.dataset) else UNPROVEN)
 
     def _tells(self, dataset: object) -> bool:
         """Whether a dataset tells what it is, so that nothing need be looked at."""

@@ -23,7 +23,6 @@ from penstock.loading.batch import Batch
 from penstock.loading.encoded import said
 from penstock.loading.facts import row_counts, unfiltered
 from penstock.loading.fetch import Fetch
-from penstock.loading.known_by import agree
 from penstock.loading.workers.backends import Asked, Backend, Failure, MainBackend
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import End, Plan, StreamPlan
@@ -337,7 +336,7 @@ class Loader:
         keys = [
             str(key)[:200]
             for key in saved.keys() | self.fingerprint.keys()
-            if not agree(key, saved, self.fingerprint)
+            if saved.get(key) != self.fingerprint.get(key)
         ]
         if keys:
             raise ConfigError(

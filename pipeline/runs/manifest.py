@@ -29,6 +29,10 @@ PACKAGES = (
     "albumentations",
 )
 
+# Of a dataset without a fingerprint: where its class, code, arguments, length and labels agree, it
+# may still be another one.
+UNPROVEN = {"known_by": "what is seen of it"}
+
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one
 
 
@@ -76,6 +80,22 @@ def check_overrides(words: object) -> None:
     """Refuse what is not a list of a command line's words; raises ValueError."""
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ValueError("its overrides are not a list of texts")
+
+
+def same_data(first: object, second: object) -> bool | None:
+    """Whether two runs had the same training data, by `data` of their manifests; None: unknown."""
+    kinds, marks = [], []
+    for run in (first, second):
+        data: dict[str, Any] = run if isinstance(run, dict) else {}
+        identity = data.get("identity")
+        known = identity.get("train") if isinstance(identity, dict) else None
+        kinds.append(data.get("fingerprint"))
+        marks.append((data.get("train"), known or {}))
+    if kinds[0] != kinds[1] or not all(train for train, _ in marks):
+        return None
+    if marks[0] != marks[1]:
+        return False
+    return None if UNPROVEN["known_by"] in marks[0][1].values() else True
 
 
 def read_config(path: Path) -> dict[str, object]:

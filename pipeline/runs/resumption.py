@@ -19,7 +19,6 @@ from penstock.config.compose import CONF
 from penstock.config.identity import effect_of, identity, leaves
 from penstock.config.schema import Config, Effect
 from penstock.errors import ConfigError, Problem
-from penstock.loading.known_by import PREFIX, agree
 from penstock.order.address import Address, Skipped
 from penstock.runs.manifest import has_manifest
 from penstock.terminal import one_line
@@ -151,9 +150,10 @@ def differences(
     if then.before(at) == now.before(at):
         may_differ.append(SKIP)
     for key in sorted({**saved, **own}):
-        if agree(key, saved, own) or any(f"{key}.".startswith(f"{name}.") for name in may_differ):
+        ignored = any(f"{key}.".startswith(f"{name}.") for name in may_differ)
+        if ignored or saved.get(key) == own.get(key):
             continue
-        named = "dataset" if key.startswith(PREFIX) else key
+        named = "dataset" if key.startswith("dataset.") else key
         reason = (
             f"is {own.get(key, NOT_SET)} here and was "
             f"{one_line(saved.get(key, NOT_SET))} in the run that is resumed, so it would "

@@ -39,8 +39,7 @@ from penstock.distributed.world import usable_cpus
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import LEFTOVER, append, beside, cut, prepare, write_atomically, writing
 from penstock.files.locks import lock
-from penstock.loading.known_by import CONTENT, KNOWN_BY, relation
-from penstock.runs.manifest import PACKAGES, has_manifest, read_manifest
+from penstock.runs.manifest import PACKAGES, UNPROVEN, has_manifest, read_manifest, same_data
 from penstock.terminal import one_line
 
 HOLDER = "holder.json"
@@ -196,11 +195,11 @@ class RunFolder:
     def had_other_data(self, data: Mapping[str, Any]) -> None:
         """Note that the run continues with `data`, if that is other data than it had so far."""
         before = self.manifest.get("data")
-        if isinstance(before, dict) and relation(before, data).same is False:
+        if isinstance(before, dict) and same_data(before, data) is False:
             known = before.get("identity")
-            train = {KNOWN_BY: CONTENT}  # of two kinds of data, no fingerprint stands for all
             before["train"] = f"{before.get('train')}, then {data['train']}"
-            before["identity"] = {**(known if isinstance(known, dict) else {}), "train": train}
+            # Of two kinds of data, no fingerprint stands for all.
+            before["identity"] = {**(known if isinstance(known, dict) else {}), "train": UNPROVEN}
             self._write_manifest()
 
     def rewind(self, epoch: int, step: int, updates: int) -> int:

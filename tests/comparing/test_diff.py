@@ -203,7 +203,7 @@ def test_a_run_in_progress_of_an_older_version(pair, capsys):
     assert ["B", str(second), "killed"] in rows
     assert ["older", "-", "5"] in rows
     assert ["trainer.clip_norm", "1.0", "-"] in rows
-    assert "rows         the same rows at 4 steps; the data of a run is not known" in said
+    assert "rows         the same rows at 4 steps; the data is not known to be the same" in said
     assert ["digests", "the", "same", "at", "4", "steps"] in rows
     assert f"steps        6 are in {first} only" in said
     assert f"weights      {second} has no checkpoint" in said

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.loading.facts import SomeRows
-from penstock.loading.known_by import PLACE
 from penstock.runs.identity import dataset, fingerprints, sources
+from penstock.runs.identity.dataset import PLACE
 
 HERE = __name__
 

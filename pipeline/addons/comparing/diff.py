@@ -26,8 +26,8 @@ from torch import Tensor
 from penstock.config.identity import effect_of, leaves
 from penstock.config.schema import TASK_KEYS, Config, Effect
 from penstock.errors import PenstockError
-from penstock.loading.known_by import relation
 from penstock.runs.checkpoint import find_newest, has_checkpoint
+from penstock.runs.manifest import same_data
 from penstock.runs.record import DIGESTS, LEDGER, RunRecord, by_address, skipped_in, two_runs
 from penstock.runs.run_state import encode
 from penstock.tasks.summary import put_rows
@@ -51,6 +51,7 @@ FACTS = {  # of a manifest, by what they tell
     "hardware": ("device", "platform", "cpus", "threads", "gpus"),
 }
 _PARTS = {"weights": "model", "mean weights": "averaged", "optimizer": "optimizer"}  # of a state
+ADVICE = "a dataset with a `fingerprint` tells it (docs/own_dataset.md)"
 _LONGEST = 60  # characters of a value in a table
 
 Row = tuple[str, str, str]  # key, and its value in both runs
@@ -187,15 +188,18 @@ def steps(name: str, *runs: RunRecord) -> list[Finding]:
                 count[what] += 1
                 parted.setdefault(what, f"first differ at epoch {epoch}, step {step}: {how}")
     findings = []
-    data = relation(runs[0].manifest.get("data"), runs[1].manifest.get("data"))
+    data = same_data(*(run.manifest.get("data") for run in runs))
     for what in kinds:
         text = f"the same at {both} steps" if both else "no step in common"
         same: bool | None = not count[what] if both else None
         if count[what]:
             text = f"{parted[what]}; {count[what]} of {both} steps differ"
-        elif what == "samples" and both and not data.same:  # the rows, whatever they hold
+        elif what == "samples" and both and not data:  # the rows, whatever they hold
             what, same = "rows", None
-            text = f"the same rows at {both} steps; {data.why}"
+            why = (
+                "other data" if data is False else f"the data is not known to be the same; {ADVICE}"
+            )
+            text = f"the same rows at {both} steps; {why}"
         findings.append(Finding(what, text, same))
     for own, other, number in zip(runs, reversed(runs), alone, strict=True):
         if number and name == LEDGER:

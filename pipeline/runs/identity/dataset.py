@@ -11,8 +11,7 @@ are left out, as data may move. One without a fingerprint is known by all of the
 than its content: where everything agrees, it is not known to be the same.
 
 A run's manifest has the facts of each split under `data.identity`, and its fingerprint those of the
-training split, as `dataset.identity.NAME`. Runs from before these facts have none: a fact that one
-of two runs lacks is not compared.
+training split, as `dataset.identity.NAME`.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ import numpy as np
 from penstock.config.targets import SUPPLIED, arguments, resolve, walk
 from penstock.loading.facts import SomeRows, columns_of, unfiltered
 from penstock.loading.fields import Fields
-from penstock.loading.known_by import PLACE, tells
 from penstock.runs.identity.sources import modules_of
 
+PLACE = "(a file or folder)"  # an argument for which a fingerprint stands
 _OURS = "penstock."
 _MOST_TEXT = 200  # characters of an argument
 
@@ -43,7 +42,7 @@ def tells_all(dataset: object) -> bool:
     sources = getattr(dataset, "sources", None)
     if type(dataset).__module__.startswith(_OURS) and isinstance(sources, Mapping):
         return all(map(tells_all, sources.values()))
-    return tells(str(getattr(dataset, "fingerprint", None)))
+    return getattr(dataset, "fingerprint", None) is not None
 
 
 def marks_of(node: object, dataset: Any, has_fingerprint: bool, fields: Fields) -> Facts:
