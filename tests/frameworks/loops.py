@@ -51,7 +51,8 @@ def made(kind, workers, config=False):
     """A `DataLoader` ("dropin"), or the configured loader."""
     if kind == "dropin":
         return DataLoader(Rows(), batch_size=SIZE, shuffle=True, num_workers=workers, seed=3)
-    composed = compose(*WORDS, f"loader.num_workers={workers}")
+    ranks = ["distributed=ddp"] if "WORLD_SIZE" in os.environ else []
+    composed = compose(*WORDS, *ranks, f"loader.num_workers={workers}")
     return composed if config else TorchLoader(build_train_loader(composed))
 
 

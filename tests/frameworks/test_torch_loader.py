@@ -14,8 +14,6 @@ SMALL = ["dataset.count=30", "dataset.size=48", "batch.size=4", "loader.num_work
 
 
 class Rows(torch_data.Dataset):
-    classes = ("even", "odd")
-
     def __len__(self):
         return 22
 
@@ -141,20 +139,9 @@ def test_a_stream_is_read_on(kind):
     assert [batch.tolist() for batch in parts] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
 
 
-def test_the_dataset_is_the_loader_s():
-    dataset = TorchLoader(dropin()).dataset
-    assert dataset.classes == Rows.classes
-    assert dataset[5]["row"] == 5
-    assert [row["row"] for row in dataset.__getitems__([1, 2])] == [1, 2]
-
-
-def test_a_rank_has_its_share_and_says_which():
+def test_a_rank_has_its_share():
     whole = [values(batch)["landmarks"] for batch in configured()]
     shares = [TorchLoader(configured("distributed=ddp", world=World(rank, 2))) for rank in (0, 1)]
-    assert [(loader.sampler.rank, loader.sampler.num_replicas) for loader in shares] == [
-        (0, 2),
-        (1, 2),
-    ]
     halves = [[values(batch)["landmarks"] for batch in loader] for loader in shares]
     assert [a + b for a, b in zip(*halves, strict=True)] == whole
 

@@ -11,31 +11,21 @@ It is of `lightning.pytorch` if that is imported, else of `pytorch_lightning`, w
 from __future__ import annotations
 
 import sys
-from importlib import import_module
+from contextlib import ExitStack
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
 
 from penstock.addons.frameworks.torch_loader import TorchLoader
-from penstock.build.data import DataParts
+from penstock.build.data import DataParts, Split
+from penstock.config.schema import Config
 
-if TYPE_CHECKING:
-    from penstock.config.schema import Config
-    from penstock.loading.loader import Loader
-
-
-def _package() -> str:
-    names = "lightning.pytorch", "pytorch_lightning"
-    imported = [name for name in names if name in sys.modules]
-    installed = [name for name in names if find_spec(name.partition(".")[0]) is not None]
-    for name in [*imported, *installed]:
-        return name
-    raise ImportError("penstock.DataModule needs Lightning: pip install lightning")
+# A Trainer knows the LightningDataModule of its own package alone.
+if "pytorch_lightning" in sys.modules or find_spec("lightning") is None:
+    from pytorch_lightning import LightningDataModule
+else:
+    from lightning.pytorch import LightningDataModule  # type: ignore
 
 
-_LightningDataModule: Any = import_module(_package()).LightningDataModule
-
-
-class DataModule(_LightningDataModule):
+class DataModule(LightningDataModule):
     """The data of a configuration: its training, validation and test splits.
 
     A split that the configuration does not have has no loader.
@@ -46,8 +36,7 @@ class DataModule(_LightningDataModule):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.config = config
-        self._loaders: list[Loader] = []
+        self.config, self._loaders = config, ExitStack()
 
     def setup(self, stage: str) -> None:
         """Look who is who: on each rank, when Lightning has started them."""
@@ -55,29 +44,19 @@ class DataModule(_LightningDataModule):
 
     def train_dataloader(self) -> TorchLoader:
         """Batches of the training split."""
-        return self._loader("train")
+        return self._opened(self._parts.train)
 
     def val_dataloader(self) -> TorchLoader | list[TorchLoader]:
         """Batches of the validation split; none with `data.validate=false`."""
-        return self._loader("val") if self._parts.val in self._parts.splits else []
+        return self._opened(self._parts.val) if self._parts.val in self._parts.splits else []
 
     def test_dataloader(self) -> TorchLoader:
         """Batches of the test split."""
-        return self._loader("test")
+        return self._opened(self._parts.test)
 
-    def predict_dataloader(self) -> TorchLoader:
-        """Those of the test split where there is one, else those of validation."""
-        return self._loader("val" if self.config.data.test_dataset is None else "test")
-
-    def _loader(self, split: str) -> TorchLoader:
-        loader = getattr(self._parts, split).loader()
-        made = TorchLoader(loader)
-        made.num_workers = loader.options.num_workers  # Lightning warns of none
-        self._loaders.append(loader)
-        return made
+    def _opened(self, split: Split) -> TorchLoader:
+        return TorchLoader(self._loaders.enter_context(split.loader()))
 
     def teardown(self, stage: str) -> None:
         """End the workers."""
-        for loader in self._loaders:
-            loader.close()
-        self._loaders.clear()
+        self._loaders.close()
