@@ -1,4 +1,4 @@
-"""Inputs and targets in two `.npy` files, a row a sample.
+"""Numbers in `.npy` files: one that is read in place, and a dataset of two, a row a sample.
 
     inputs.npy     [N, ...]            numbers of any kind
     targets.npy    [N] of integers     classes; a file `classes.txt` may name them, one a line
@@ -11,25 +11,22 @@ numbers decide the split. Cost: a page or two read a sample; labels take 8 bytes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
-from penstock.datasets.reading.labels import class_names, read_labels
-from penstock.datasets.reading.mapped_array import MappedArray, not_finite, plain_numbers
-from penstock.datasets.reading.root import FolderFile, open_root
+from penstock.datasets.files import DataFile, Files, FolderFile, open_root
+from penstock.datasets.reading.base import FileDataset, Part, Sample, Table, table
 from penstock.datasets.reading.split import Split, split_rows
 from penstock.errors import DataError
+from penstock.files.data import read_file
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.order.keys import IntArray
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class Arrays(FileDataset, Dataset[Sample]):
@@ -51,7 +48,6 @@ class Arrays(FileDataset, Dataset[Sample]):
             negative. A value that is not finite is refused when its row is read.
     """
 
-    draws = False  # reading a sample takes no random numbers
     columns: ClassVar[tuple[str, ...]] = ("row", "label")  # no label when targets are values
 
     def __init__(
@@ -67,36 +63,29 @@ class Arrays(FileDataset, Dataset[Sample]):
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        folder = open_root(root, f"{inputs!r} and {targets!r}", files, limits)
+        folder = open_root(root, f"{inputs!r} and {targets!r}", files)
         self._inputs = MappedArray(FolderFile(folder, inputs), "dataset.inputs", limits)
         self._targets = MappedArray(FolderFile(folder, targets), "dataset.targets", limits)
-        if len(self._inputs) != len(self._targets):
+        total, labels = len(self._inputs), None
+        if total != len(self._targets):
             raise DataError(
-                f"{str(self._inputs.path)!r} has {len(self._inputs)} rows and "
-                f"{str(self._targets.path)!r} {len(self._targets)}: both need a row a sample."
+                f"{str(self._inputs.path)!r} has {total} rows and {str(self._targets.path)!r} "
+                f"{len(self._targets)}: both need a row a sample."
             )
-        labels: IntArray | None = None
         self.classes: list[str] = []
         if self._targets.dtype.kind in "biu" and len(self._targets.shape) == 1:
             labels = read_labels(self._targets, "dataset.targets", limits)
             self.classes = class_names(FolderFile(folder, classes), labels, limits)
-        self.rows = split_rows(
-            len(self._inputs), split, val_fraction, split_seed, labels, test_fraction
-        )
+        self.rows = split_rows(total, split, val_fraction, split_seed, labels, test_fraction)
         self.labels = None if labels is None else labels[self.rows]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """Samples of a whole batch, read at once."""
-        fields = self.fetch_batch(np.asarray(indices, dtype=np.int64))
-        targets = fields["target"].tolist() if self.classes else _apart(fields["target"])
-        pairs = zip(_apart(fields["input"]), targets, strict=True)
-        return [{"input": input_, "target": target} for input_, target in pairs]
+        fields = self.fetch_batch(np.array([index]))
+        target = fields["target"][0]
+        return {"input": fields["input"][0], "target": target.item() if self.classes else target}
 
     fetches_batches = True
     kinds: ClassVar[dict[str, str]] = {}
@@ -111,12 +100,9 @@ class Arrays(FileDataset, Dataset[Sample]):
         }
 
     @property
-    def metadata(self) -> pd.DataFrame:
+    def metadata(self) -> Table:
         """A row per sample: row (of the files), and label if the targets are classes."""
-        import pandas as pd
-
-        table = {"row": self.rows}
-        return pd.DataFrame(table if self.labels is None else table | {"label": self.labels})
+        return table({"row": self.rows} | ({} if self.labels is None else {"label": self.labels}))
 
     @property
     def facts(self) -> dict[str, int]:
@@ -148,6 +134,134 @@ def block(source: MappedArray, rows: IntArray) -> torch.Tensor:
     return torch.from_numpy(plain_numbers(values))
 
 
-def _apart(rows: torch.Tensor) -> list[torch.Tensor]:
-    """Rows of a block as tensors with storages of their own size."""
-    return [torch.from_numpy(np.asarray(row)) for row in rows.numpy()]
+class MappedArray:
+    """Numbers in a `.npy` file, mapped; at an address, the whole file is fetched first.
+
+    Cost: about 0.1 ms whatever the size. Processes on one machine share the pages; a copy sent to a
+    worker opens the file again.
+
+    Args:
+        path: the file.
+        key: the configuration key that names it, for messages.
+        limits: `record_bytes` of a row.
+
+    Attributes:
+        path: the file; `str(path)` is its path or address.
+        shape, dtype: of the whole array.
+
+    Raises:
+        DataError: the file is missing, cut short, not a `.npy` file, has rows that are too large,
+            or holds Python objects (a pickle, which is never opened) or anything but numbers.
+    """
+
+    def __init__(self, path: FolderFile, key: str, limits: Limits = DEFAULT) -> None:
+        self.path, self._key = path, key
+        self.shape, self.dtype = self.array.shape, self.array.dtype
+        row_bytes = self.dtype.itemsize * math.prod(self.shape[1:])
+        if row_bytes > limits.record_bytes:
+            refusal = limits.refusal("record_bytes", f"rows of {row_bytes} bytes")
+            raise DataError(f"{key}: {str(path)!r} has {refusal}.")
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @cached_property
+    def array(self) -> npt.NDArray[Any]:
+        """The whole array, read-only; only accessed pages are read."""
+        name = f"{self._key}: {str(self.path)!r}"
+        try:
+            array: npt.NDArray[Any] = self.path.read(lambda path: np.load(path, mmap_mode="r"))
+        except (OSError, ValueError, EOFError) as error:
+            wrong = f"it is no .npy file of numbers ({error}); write it with numpy.save"
+            reason = getattr(error, "strerror", None) or wrong
+            raise DataError(f"{name} cannot be read: {reason}.") from error
+        if array.dtype.kind not in "biuf":
+            raise DataError(f"{name} holds {array.dtype}; save numbers with numpy.save.")
+        if array.ndim == 0 or len(array) == 0:
+            raise DataError(f"{name} has the shape {array.shape}: it has no rows.")
+        return array
+
+    def __getstate__(self) -> dict[str, object]:
+        # A pickled map would hold all of the array.
+        return {name: value for name, value in self.__dict__.items() if name != "array"}
+
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """Shape, dtype and, if `sized`, 1024 blocks of 4 KiB, evenly spread, else the name."""
+        if not sized:
+            return [str(self.shape), self.dtype.str, self.path.name]
+        return [str(self.shape), self.dtype.str, *self.path.read(_blocks)]
+
+    def data_file(self) -> DataFile:
+        """The file, for hashing its content."""
+        return self.path.folder.data_file(self.path.name)
+
+
+def _blocks(path: str) -> list[Part]:
+    """The size of a file, and 1024 blocks of 4 KiB of it, evenly spread; all of a smaller one."""
+    with Path(path).open("rb") as file:
+        size = file.seek(0, 2)
+        starts = range(0, size, max(-(-size // 1024), 4096))
+        return [size, *(file.read(4096) for start in starts if file.seek(start) >= 0)]
+
+
+def plain_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A copy of numbers that torch has a type for: floats as float32, wide unsigned ones signed.
+
+    Raises:
+        ValueError: the values are not numbers.
+    """
+    kind, width = values.dtype.kind, values.dtype.itemsize
+    if kind not in "biuf":
+        raise ValueError(f"it holds {values.dtype}, not numbers")
+    if kind == "f" or (kind == "u" and width > 1):
+        return values.astype(np.float32 if kind == "f" else np.int32 if width == 2 else np.int64)
+    return values.astype(values.dtype.newbyteorder("="))
+
+
+def not_finite(values: npt.NDArray[Any]) -> list[int] | None:
+    """The place of the first float that is NaN or infinite; None if there is none."""
+    if values.dtype.kind != "f" or (finite := np.isfinite(values)).all():
+        return None
+    return [int(number) for number in np.unravel_index(finite.argmin(), finite.shape)]
+
+
+def read_labels(labels: MappedArray, key: str, limits: Limits = DEFAULT) -> IntArray:
+    """Labels as int64[N]; DataError unless all are integers from 0 to below `limits.classes`."""
+    name = f"{key}: {str(labels.path)!r}"
+    if labels.dtype.kind not in "bui" or len(labels.shape) != 1:
+        raise DataError(
+            f"{name} is {labels.dtype} {labels.shape}; labels must be integers, one a row."
+        )
+    stored = np.array(labels.array, dtype=np.int64)
+    lowest, highest = int(stored.argmin()), int(stored.argmax())
+    if stored[lowest] < 0:
+        raise DataError(f"{name}, row {lowest}: label {stored[lowest]}; labels start at 0.")
+    where = f"{name}, row {highest}: label {stored[highest]}"
+    check_classes(int(stored[highest]) + 1, where, limits)
+    return stored
+
+
+def check_classes(count: int, where: str, limits: Limits) -> None:
+    """Raise DataError for more classes than `limits.classes`; `where` begins the message."""
+    if count > limits.classes:
+        raise DataError(f"{where} makes {limits.refusal('classes', f'{count} classes')}.")
+
+
+def class_names(file: FolderFile, labels: IntArray, limits: Limits = DEFAULT) -> list[str]:
+    """A name a line from `file`, or "0", "1" ... if it is missing."""
+    count = int(labels.max()) + 1
+    if not file.exists():
+        return [str(number) for number in range(count)]
+    try:
+        names = file.read(lambda path: read_file(path, limits)).decode("utf-8").rstrip().split("\n")
+    except (OSError, UnicodeDecodeError, DataError) as error:
+        raise DataError(
+            f"dataset.classes: {str(file)!r} cannot be read: {error}. Give it a name a line, in "
+            "UTF-8."
+        ) from error
+    if len(names) < count:
+        raise DataError(
+            f"dataset.classes: {str(file)!r} names {len(names)} classes, but there is a label "
+            f"{count - 1}. Give it a line for each of 0 to {count - 1}."
+        )
+    return [name.strip() for name in names]

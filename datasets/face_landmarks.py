@@ -15,31 +15,22 @@ import csv
 import math
 import os
 import re
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder_dataset import FolderDataset
+from penstock.datasets.files import Files, FolderFile, open_root
+from penstock.datasets.reading.base import FolderDataset, Part, Sample, Table, table
 from penstock.datasets.reading.image import Orientation, Reader, check_reader, read_image
-from penstock.datasets.reading.root import FolderFile, open_root
 from penstock.datasets.reading.split import Split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-
 POSES = ("ahead", "left", "right")  # as seen in the image
-_JAW_LEFT, _JAW_RIGHT, _NOSE_TIP = 0, 16, 30  # of 68 landmarks
-_MIDDLE = (0.4, 0.6)
 
 
 class FaceLandmarks(FolderDataset):
@@ -83,50 +74,46 @@ class FaceLandmarks(FolderDataset):
         test_fraction: Fraction = 0.0,
         orientation: Orientation | None = None,
     ) -> None:
-        self.reader = check_reader(reader, orientation)
-        folder = open_root(root, f"the images and {csv!r}", files, limits)
+        self.reader, self.limits = check_reader(reader, orientation), limits
+        folder = open_root(root, f"the images and {csv!r}", files)
         file = FolderFile(folder, csv)
-        read, landmarks = file.read(lambda path: _read_table(path, str(file)))
-        self.limits = limits
+        lines, landmarks = file.read(lambda path: _read_table(path, str(file)))
         self.folder = folder.below(images)
-        encoded = np.array([os.fsencode(name) for name in read])
-        order = np.argsort(encoded)
-        encoded, lines = encoded[order], np.array(list(read.values()), np.int64)[order]
-        names = [os.fsdecode(name) for name in encoded.tolist()]
-        row = self.folder.first_missing(names)
+        row = self.folder.first_missing([*lines])
         if row is not None:
+            name, line = [*lines.items()][row]
             raise DataError(
-                f"{str(file)!r}, line {lines[row]}: its image "
-                f"{self.folder.path(names[row])!r} is missing. Put it there or remove the row (or "
-                "set dataset.images to their folder)."
+                f"{str(file)!r}, line {line}: its image {self.folder.path(name)!r} is missing. Put "
+                "it there or remove the row (or set dataset.images to their folder)."
             )
-        rows = split_rows(encoded, split, val_fraction, split_seed, None, test_fraction)
-        self.names, self.lines = encoded[rows], lines[rows]
-        self.landmarks = landmarks[order][rows]
+        names = np.array([*map(os.fsencode, lines)])
+        order = np.argsort(names)
+        order = order[
+            split_rows(names[order], split, val_fraction, split_seed, None, test_fraction)
+        ]
+        self.names, self.landmarks = names[order], landmarks[order]
+        self.lines = np.array([*lines.values()], np.int64)[order]
 
     def __getitem__(self, index: int) -> Sample:
         image = self._read(
             index, lambda path, shown: read_image(path, self.reader, shown, self.limits)
         )
         points = torch.from_numpy(self.landmarks[index].copy())
-        height, width = image.shape[-2:]
-        landmarks = tv_tensors.KeyPoints(points, canvas_size=(height, width))
+        landmarks = tv_tensors.KeyPoints(points, canvas_size=(image.shape[-2], image.shape[-1]))
         return {"image": image, "landmarks": landmarks}
 
     @property
-    def metadata(self) -> pd.DataFrame:
+    def metadata(self) -> Table:
         """A row per sample: path, name, line (of the CSV, from 1).
 
         With 68 landmarks also `pose` (ahead, left or right) and its number as `label`, by which a
         sampler can balance.
         """
-        import pandas as pd
-
-        table = pd.DataFrame({"path": self._paths(), "name": self._names(), "line": self.lines})
+        columns = {"path": self._paths(), "name": self._names(), "line": self.lines}
         if self.landmarks.shape[1] == 68:
             label = head_poses(self.landmarks)
-            table["pose"], table["label"] = np.array(POSES)[label], label
-        return table
+            columns |= {"pose": np.array(POSES)[label], "label": label}
+        return table(columns)
 
     @property
     def facts(self) -> dict[str, int]:
@@ -145,15 +132,13 @@ def head_poses(landmarks: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     The tip of the nose is projected onto the line between the ends of the jaw: in the middle of it,
     the head looks ahead. Coarse, but good enough to balance a sampler by.
     """
-    start, nose = landmarks[:, _JAW_LEFT], landmarks[:, _NOSE_TIP]
-    jaw = landmarks[:, _JAW_RIGHT] - start
-    length = np.maximum((jaw**2).sum(axis=1), 1e-9)
-    along = ((nose - start) * jaw).sum(axis=1) / length
-    return np.where(along < _MIDDLE[0], 1, np.where(along > _MIDDLE[1], 2, 0)).astype(np.int64)
+    start, end, nose = (landmarks[:, point] for point in (0, 16, 30))
+    jaw = end - start
+    along = ((nose - start) * jaw).sum(axis=1) / np.maximum((jaw**2).sum(axis=1), 1e-9)
+    return np.where(along < 0.4, 1, np.where(along > 0.6, 2, 0)).astype(np.int64)
 
 
 NAME = "image_name"
-_COORDINATE = re.compile(r"part_(\d{1,9})_[xy]")
 
 
 def _read_table(path: str, shown: str) -> tuple[dict[str, int], npt.NDArray[np.float32]]:
@@ -169,47 +154,46 @@ def _read_table(path: str, shown: str) -> tuple[dict[str, int], npt.NDArray[np.f
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
-            header = [name.strip() for name in next(reader, [])]
             rows = [(reader.line_num, row) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             f"cannot read the landmarks {shown!r}: {getattr(error, 'strerror', None) or error}. "
             "Save them as CSV in UTF-8, and set dataset.csv to their name in dataset.root."
         ) from error
-    if not rows:
-        wrong = "has a header and no rows" if header else "is empty: it needs a header"
-        raise DataError(f"{shown!r} {wrong} ({NAME},part_0_x,part_0_y,...)")
-    found = map(_COORDINATE.fullmatch, header)
-    parts = range(max((int(part[1]) for part in found if part), default=0) + 1)
-    places = []
-    for name in chain([NAME], (f"part_{part}_{axis}" for part in parts for axis in "xy")):
+    if len(rows) < 2:
+        columns = f"{NAME},part_0_x,part_0_y,..."
+        raise DataError(f"{shown!r} needs a header ({columns}) and a row for each image.")
+    header = [name.strip() for name in rows[0][1]]
+    numbers = re.findall(r"\bpart_(\d{1,9})_[xy]\b", " ".join(header))
+    most = max(map(int, numbers), default=0)
+    coordinates = [f"part_{part}_{axis}" for part in range(most + 1) for axis in "xy"]
+    for name in [NAME, *coordinates]:
         if (count := header.count(name)) != 1:
             wrong = "appears twice. Remove one" if count else "is missing. Add it"
             raise DataError(f"{shown!r}, line 1: column {name!r} {wrong}.")
-        places.append(header.index(name))
+    places = [header.index(name) for name in coordinates]
     lines: dict[str, int] = {}
-    landmarks = np.empty((len(rows), len(places) - 1), np.float32)
-    for number, (line, row) in enumerate(rows):
+    landmarks = np.empty((len(rows) - 1, len(places)), np.float32)
+    for number, (line, row) in enumerate(rows[1:]):
         where = f"{shown!r}, line {line}"
         if len(row) != len(header):
             raise DataError(
                 f"{where}: {len(row)} values, but the header has {len(header)} columns. "
                 "Complete the row or remove it."
             )
-        name = row[places[0]].strip()
+        name = row[header.index(NAME)].strip()
         if not name or name in lines:
             wrong = f"{name!r} is already in line {lines[name]}" if name else "the value is empty"
             raise DataError(f"{where}, column {NAME!r}: {wrong}. Correct the row.")
         lines[name] = line
-        for column, place in enumerate(places[1:]):
-            value = _number(row[place])
-            if not abs(value) < 3.4e38:  # of float32
+        for column, place in enumerate(places):
+            if not abs(value := _number(row[place])) < 3.4e38:  # of float32
                 raise DataError(
                     f"{where}, column {header[place]!r}: {row[place]!r} is not a finite number. "
                     "Put a number in pixels there or remove the row."
                 )
             landmarks[number, column] = value
-    return lines, landmarks.reshape(len(rows), -1, 2)
+    return lines, landmarks.reshape(len(lines), -1, 2)
 
 
 def _number(text: str) -> float:

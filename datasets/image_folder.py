@@ -12,22 +12,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder_dataset import FolderDataset
+from penstock.datasets.arrays import check_classes
+from penstock.datasets.files import Files, Root, open_root, with_endings
+from penstock.datasets.reading.base import FolderDataset, Part, Sample, Table, table
 from penstock.datasets.reading.image import Reader, check_reader, encoded_image, read_image
-from penstock.datasets.reading.labels import check_classes
-from penstock.datasets.reading.root import Root, open_root, with_endings
 from penstock.datasets.reading.split import Split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 
@@ -80,10 +75,10 @@ class ImageFolder(FolderDataset):
             reason = f"{extensions!r}; allowed: a list of endings in small letters, as [.jpg, .png]"
             raise ConfigError(Problem("dataset.extensions", reason))
         self.reader, self.lazy, self.limits = reader, lazy, limits
-        root_folder = open_root(root, f"a folder of {self.holds} for each class", files, limits)
-        divided = _is_divided(root_folder, split)
-        self.folder = root_folder.below(split) if divided else root_folder
-        classes = root_folder.below("train") if divided else root_folder
+        whole = open_root(root, f"a folder of {self.holds} for each class", files)
+        divided = _is_divided(whole, split)
+        self.folder = whole.below(split) if divided else whole
+        classes = whole.below("train") if divided else whole
         self.classes = classes.folders()
         if not self.classes:
             raise DataError(
@@ -91,35 +86,34 @@ class ImageFolder(FolderDataset):
                 "class. Set dataset.root to the folder that contains them; files without "
                 "classes are one class: name the folder above."
             )
-        check_classes(len(self.classes), str(root_folder), limits)
-        names, every = list[list[bytes]](), list[str]()
+        check_classes(len(self.classes), str(whole), limits)
+        every = [name for name in self.folder.files() if "/" in name]
+        # Both splits of an undivided folder skip the same files: one of them warns.
+        warns = divided or split == "train"
+        found = with_endings(every, tuple(extensions), str(self.folder) if warns else None)
+        found.sort(key=lambda name: name.partition("/"))  # by class, and then by path
+        of_class = [name.partition("/")[0] for name in found]
         allowed = f"{self.holds.capitalize()} end in {', '.join(extensions)} (dataset.extensions)."
-        there = set(self.folder.folders())
-        for name in sorted(there | set(self.classes)):
-            if name not in self.classes:
+        there, numbers = {*of_class}, {name: n for n, name in enumerate(self.classes)}
+        for name in self.folder.folders():
+            if name not in numbers:
                 raise DataError(
                     f"{self.folder.path(name)!r}: the training split has no class {name!r} (it has "
                     f"{', '.join(self.classes[:8])}). Add it there or remove the folder."
                 )
-            below = self.folder.below(name).files() if name in there else []
-            below = [f"{name}/{file}" for file in below]
-            names.append([*map(os.fsencode, with_endings(below, tuple(extensions), None))])
-            if name in there and not names[-1]:
+            if name not in there:
                 raise DataError(
                     f"class {name!r}: {self.folder.path(name)!r} has no {self.holds}. Put some "
                     f"there or remove the folder. {allowed}"
                 )
-            every += below
-        if not any(names):
+        if not found:
             raise DataError(f"{str(self.folder)!r} has no {self.holds}. {allowed}")
-        # Both splits of an undivided folder skip the same files: one of them warns.
-        warns = divided or split == "train"
-        with_endings(every, tuple(extensions), str(self.folder) if warns else None)
-        self.names = np.array([name for of_class in names for name in of_class])
-        self.labels = np.repeat(np.arange(len(names)), [*map(len, names)])
+        self.names = np.array([*map(os.fsencode, found)])
+        self.labels = np.array([numbers[name] for name in of_class], np.int64)
         if not divided:
-            shares = val_fraction, split_seed, self.labels, test_fraction
-            rows = split_rows(self.names, split, *shares)
+            rows = split_rows(
+                self.names, split, val_fraction, split_seed, self.labels, test_fraction
+            )
             self.names, self.labels = self.names[rows], self.labels[rows]
 
     def __getitem__(self, index: int) -> Sample:
@@ -128,12 +122,9 @@ class ImageFolder(FolderDataset):
         return {"image": image, "label": int(self.labels[index])}
 
     @property
-    def metadata(self) -> pd.DataFrame:
+    def metadata(self) -> Table:
         """A row per sample: path, label, class (its name)."""
-        import pandas as pd
-
-        names = pd.Categorical.from_codes(self.labels, categories=pd.Index(self.classes))
-        return pd.DataFrame({"path": self._paths(), "label": self.labels, "class": names})
+        return table({"path": self._paths(), "label": self.labels}, self.classes)
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The reader, the classes, and this split's names, file sizes and labels."""

@@ -1,4 +1,4 @@
-"""Sequences of different lengths with a class each, in three `.npy` files.
+"""Sequences of different lengths with a class each, in three `.npy` files; and drawn ones.
 
     values.npy     [sum of lengths, F]    float: all sequences, one after the other
     offsets.npy    [N + 1] of integers    sequence i is values[offsets[i] : offsets[i + 1]]
@@ -6,28 +6,35 @@
 
 The values are mapped, not loaded, and fetched whole from an address; offsets and labels take 24
 bytes of memory a sequence. Sequences have no names, so their numbers decide the split.
+
+A drawn stroke is a moving pen: each step is its displacement (x, y), with noise. Its class is the
+way it turns: not at all, left, right, or to and fro. Cost: 25 us a stroke, once.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import Annotated, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from pydantic import Field
 from torch.utils.data import Dataset
 
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
-from penstock.datasets.reading.labels import class_names, read_labels
-from penstock.datasets.reading.mapped_array import MappedArray, not_finite
-from penstock.datasets.reading.root import FolderFile, open_root
+from penstock.datasets.arrays import MappedArray, class_names, not_finite, read_labels
+from penstock.datasets.files import DataFile, Files, FolderFile, open_root
+from penstock.datasets.reading.base import FileDataset, Part, Sample, Table, table
+from penstock.datasets.reading.generated import generated_data
 from penstock.datasets.reading.split import Split, split_rows
-from penstock.errors import DataError
+from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
-from penstock.order.keys import IntArray
+from penstock.order.keys import IntArray, hash64
 
-if TYPE_CHECKING:
-    import pandas as pd
+Steps = Annotated[int, Field(ge=3)]
+VERSION = 1  # raise it when the strokes change
+CLASSES = ("straight", "left", "right", "zigzag")
+SHARES = (0.5, 0.25, 0.15, 0.1)  # of the strokes
 
 
 class Sequences(FileDataset, Dataset[Sample]):
@@ -47,7 +54,6 @@ class Sequences(FileDataset, Dataset[Sample]):
             to the end; a label is negative. A value that is not finite is refused when it is read.
     """
 
-    draws = False  # reading a sample takes no random numbers
     columns: ClassVar[tuple[str, ...]] = ("length", "label", "class")
 
     def __init__(
@@ -64,7 +70,7 @@ class Sequences(FileDataset, Dataset[Sample]):
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        folder = open_root(root, f"{values!r}, {offsets!r} and {labels!r}", files, limits)
+        folder = open_root(root, f"{values!r}, {offsets!r} and {labels!r}", files)
         self._values = MappedArray(FolderFile(folder, values), "dataset.values", limits)
         if self._values.dtype.kind != "f" or len(self._values.shape) != 2:
             raise DataError(
@@ -75,16 +81,13 @@ class Sequences(FileDataset, Dataset[Sample]):
         places = _read_offsets(bounds, self._values)
         classed = MappedArray(FolderFile(folder, labels), "dataset.labels", limits)
         all_labels = read_labels(classed, "dataset.labels", limits)
-        if len(all_labels) != len(places) - 1:
+        if (total := len(all_labels)) != len(places) - 1:
             raise DataError(
-                f"{str(classed.path)!r} has {len(all_labels)} labels, but "
+                f"{str(classed.path)!r} has {total} labels, but "
                 f"{str(bounds.path)!r} bounds {len(places) - 1} sequences."
             )
         self.classes = class_names(FolderFile(folder, classes), all_labels, limits)
-        self.limits = limits
-        self.rows = split_rows(
-            len(all_labels), split, val_fraction, split_seed, all_labels, test_fraction
-        )
+        self.rows = split_rows(total, split, val_fraction, split_seed, all_labels, test_fraction)
         self.starts, self.ends = places[:-1][self.rows], places[1:][self.rows]
         self.labels = all_labels[self.rows]
 
@@ -93,12 +96,6 @@ class Sequences(FileDataset, Dataset[Sample]):
 
     def __getitem__(self, index: int) -> Sample:
         start, end = int(self.starts[index]), int(self.ends[index])
-        size = (end - start) * self._values.shape[1] * 4  # as float32
-        if size > self.limits.record_bytes:
-            raise DataError(
-                f"{str(self._values.path)!r}, sequence {self.rows[index]} has {end - start} steps: "
-                f"{self.limits.refusal('record_bytes', f'{size} bytes')}."
-            )
         values = np.array(self._values.array[start:end], dtype=np.float32)
         position = not_finite(values)
         if position is not None:
@@ -111,13 +108,9 @@ class Sequences(FileDataset, Dataset[Sample]):
         return {"sequence": torch.from_numpy(values), "label": int(self.labels[index])}
 
     @property
-    def metadata(self) -> pd.DataFrame:
+    def metadata(self) -> Table:
         """A row per sample: length (steps), label, class (its name)."""
-        import pandas as pd
-
-        names = pd.Categorical.from_codes(self.labels, categories=pd.Index(self.classes))
-        lengths = self.ends - self.starts
-        return pd.DataFrame({"length": lengths, "label": self.labels, "class": names})
+        return table({"length": self.ends - self.starts, "label": self.labels}, self.classes)
 
     @property
     def facts(self) -> dict[str, int]:
@@ -126,8 +119,8 @@ class Sequences(FileDataset, Dataset[Sample]):
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """This split's bounds and labels, and the values (evenly spread blocks of them)."""
-        bounds = [self.starts, self.ends, self.labels]
-        return ["sequences", *bounds, *self._values.fingerprint_parts(sized)]
+        values = self._values.fingerprint_parts(sized)
+        return ["sequences", self.starts, self.ends, self.labels, *values]
 
     def data_files(self) -> list[DataFile]:
         return [self._values.data_file()]
@@ -142,15 +135,92 @@ def _read_offsets(offsets: MappedArray, values: MappedArray) -> IntArray:
             "there are sequences."
         )
     places = np.array(offsets.array, dtype=np.int64)
-    if places[0] != 0 or places[-1] != len(values):
-        raise DataError(
-            f"{name} goes from {places[0]} to {places[-1]}; it must go from 0 to the "
-            f"{len(values)} rows of {str(values.path)!r}."
-        )
     row = int(np.argmin(np.diff(places)))
-    if places[row + 1] <= places[row]:
+    if places[0] != 0 or places[-1] != len(values) or places[row + 1] <= places[row]:
         raise DataError(
-            f"{name}, sequence {row}: it goes from {places[row]} to {places[row + 1]}; offsets "
-            "must go up, and every sequence needs a step at least."
+            f"{name} goes from {places[0]} to {places[-1]}, and for sequence {row} from "
+            f"{places[row]} to {places[row + 1]}; offsets must go up from 0 to the {len(values)} "
+            f"rows of {str(values.path)!r}, and every sequence needs a step at least."
         )
     return places
+
+
+class SyntheticSequences(Sequences):
+    """Strokes; samples as in `Sequences`: `sequence` (float32 [T, 2]) and `label` (0 to 3).
+
+    The first use writes them into a folder of `root` that is named by its arguments.
+
+    Args:
+        root: folder that the data is written to, in one subfolder for each set of arguments; None:
+            in the user's cache (see `penstock.datasets.reading.generated`).
+        split: "train", "val" or "test".
+        count: number of strokes of all splits, 8 or more.
+        shortest, longest: bounds of the lengths, in steps; 3 or more.
+        seed: other strokes for another seed.
+        val_fraction, split_seed, test_fraction: as in `Sequences`.
+
+    Raises:
+        ConfigError: a number is out of range.
+        DataError: the data cannot be written.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        split: Split = "train",
+        count: Annotated[int, Field(ge=8)] = 2000,
+        shortest: Steps = 5,
+        longest: Steps = 120,
+        seed: Seed = 0,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
+        test_fraction: Fraction = 0.0,
+    ) -> None:
+        if not shortest <= longest:
+            reason = f"lengths from {shortest} to {longest}; shortest is the larger one"
+            raise ConfigError(Problem("dataset.shortest", reason))
+        name = f"{count}x{shortest}-{longest}-seed{seed}-v{VERSION}"
+        lengths = shortest, longest
+        with generated_data(
+            root, "synthetic_sequences", name, lambda folder: _write(folder, count, lengths, seed)
+        ) as made:
+            super().__init__(
+                made,
+                split,
+                val_fraction=val_fraction,
+                split_seed=split_seed,
+                test_fraction=test_fraction,
+            )
+
+
+def _write(folder: Path, count: int, lengths: tuple[int, int], seed: int) -> None:
+    random = np.random.default_rng(hash64(seed, "strokes"))
+    # Exact shares, so that every class occurs; the order is random.
+    bounds = np.round(np.cumsum(SHARES) * count).astype(np.int64)
+    labels = np.searchsorted(bounds, random.permutation(count), side="right")
+    strokes = [_stroke(int(label), lengths, random) for label in labels]
+    offsets = np.cumsum([0, *(len(stroke) for stroke in strokes)], dtype=np.int64)
+    np.save(folder / "values.npy", np.concatenate(strokes))
+    np.save(folder / "offsets.npy", offsets)
+    np.save(folder / "labels.npy", labels.astype(np.int64))
+    (folder / "classes.txt").write_text("\n".join(CLASSES) + "\n", encoding="utf-8")
+
+
+def _stroke(
+    label: int, lengths: tuple[int, int], random: np.random.Generator
+) -> npt.NDArray[np.float32]:
+    """The displacements of one stroke, float32[T, 2], each about 1 long."""
+    # Short strokes are more frequent than long ones, as in most data.
+    shortest, longest = np.log(lengths[0]), np.log(lengths[1] + 1)
+    steps = min(int(np.exp(random.uniform(shortest, longest))), lengths[1])
+    turn = random.uniform(0.25, 0.6)
+    turns = {
+        "straight": np.zeros(steps),
+        "left": np.full(steps, -turn),
+        "right": np.full(steps, turn),
+        "zigzag": np.where(np.arange(steps) % 2, 2.2 * turn, -2.2 * turn),
+    }[CLASSES[label]]
+    heading = random.uniform(0, 2 * np.pi) + np.cumsum(turns + random.normal(0, 0.04, steps))
+    speed = random.uniform(0.8, 1.2)
+    moves = speed * np.stack([np.cos(heading), np.sin(heading)], axis=1)
+    return (moves + random.normal(0, 0.05, moves.shape)).astype(np.float32)

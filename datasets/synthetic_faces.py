@@ -13,7 +13,6 @@ product, no float32. Points are (x, y) in pixels; pixel (0, 0) has its centre at
 from __future__ import annotations
 
 import csv
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
@@ -32,8 +31,6 @@ from penstock.terminal import watched
 
 VERSION = 2  # raise it when the drawings change
 _CSV = "face_landmarks.csv"
-
-_log = logging.getLogger(__name__)
 
 
 class SyntheticFaces(FaceLandmarks):
@@ -85,8 +82,6 @@ class SyntheticFaces(FaceLandmarks):
 
 
 def _write(folder: Path, name: str, count: int, size: int, seed: int) -> None:
-    message = "drawing %d synthetic faces into %s, once; later runs read them"
-    _log.info(message, count, folder.parent / name)
     with (folder / _CSV).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         parts = [f"part_{part}_{axis}" for part in range(68) for axis in "xy"]
@@ -136,29 +131,32 @@ def draw_face(random: Random, size: int) -> tuple[Image.Image, list[Point]]:
         x, y = random.uniform(0, size), random.uniform(0, size)
         width, height = random.uniform(0.1, 0.5) * size, random.uniform(0.1, 0.5) * size
         shape = draw.ellipse if random.random() < 0.5 else draw.rectangle
-        shape(
-            _fine([(x - width / 2, y - height / 2), (x + width / 2, y + height / 2)]), _any(random)
-        )
+        box = [(x - width / 2, y - height / 2), (x + width / 2, y + height / 2)]
+        shape(_fine(box), _any(random))
+    long, cloth = random.uniform(-60, 160), _any(random)
+    iris, gaze = _any(random), random.uniform(-0.3, 0.3)
+    lips = _between(random, (skin, (176, 44, 58), (176, 44, 58)))
     crown = _points(_HAIR)
-    long = random.uniform(-60, 160)
-    draw.polygon(_fine(place([*crown, (-112, long, -30), (112, long, -30)])), _shade(hair, 0.7))
-    draw.polygon(_fine(place(_points(_BODY))), _any(random))
-    draw.polygon(
-        _fine(place([(-58, 60, -30), (-58, 180, -30), (58, 180, -30), (58, 60, -30)])),
-        _shade(skin, 0.8),
-    )
-    draw.polygon(_fine([*marks[:17], *place(_points(_FOREHEAD))]), skin)
-    draw.polygon(_fine(place([*crown, *_points(_FRINGE)])), hair)
+    neck = [(-58, 60, -30), (-58, 180, -30), (58, 180, -30), (58, 60, -30)]
     unit = place([(100, 0, 0)])[0][0] - place([(0, 0, 0)])[0][0]
     thick = max(1, round(abs(unit) * FINE / 14))
-    draw.line(_fine(marks[27:31]), _shade(skin, 0.85), thick)
-    draw.polygon(_fine(marks[30:36]), _shade(skin, 0.75))
-    for brow in (marks[17:22], marks[22:27]):
-        draw.line(_fine(brow), _shade(hair, 0.6), 2 * thick, joint="curve")
-    _draw_eyes(image, marks, _any(random), random.uniform(-0.3, 0.3))
-    draw.polygon(_fine(marks[48:60]), _between(random, (skin, (176, 44, 58), (176, 44, 58))))
-    draw.polygon(_fine(marks[60:68]), (70, 20, 24))
-    draw.line(_fine(marks[60:65]), _shade(skin, 0.5), thick // 2 or 1)
+    nose, brow = _shade(skin, 0.85), _shade(hair, 0.6)
+    for stroke, points, *how in (  # from the back to the front
+        (draw.polygon, place([*crown, (-112, long, -30), (112, long, -30)]), _shade(hair, 0.7)),
+        (draw.polygon, place(_points(_BODY)), cloth),
+        (draw.polygon, place(neck), _shade(skin, 0.8)),
+        (draw.polygon, [*marks[:17], *place(_points(_FOREHEAD))], skin),
+        (draw.polygon, place([*crown, *_points(_FRINGE)]), hair),
+        (draw.line, marks[27:31], nose, thick),
+        (draw.polygon, marks[30:36], _shade(skin, 0.75)),
+        (draw.line, marks[17:22], brow, 2 * thick, "curve"),
+        (draw.line, marks[22:27], brow, 2 * thick, "curve"),
+        (draw.polygon, marks[48:60], lips),
+        (draw.polygon, marks[60:68], (70, 20, 24)),
+        (draw.line, marks[60:65], _shade(skin, 0.5), thick // 2 or 1),
+    ):
+        stroke(_fine(points), *how)
+    _draw_eyes(image, marks, iris, gaze)
     return image.reduce(FINE), marks
 
 

@@ -22,9 +22,7 @@ needs_them = pytest.mark.skipif(
     not all(map(find_spec, THEIRS)), reason="Hugging Face's packages are not installed"
 )
 
-OURS = (
-    "import penstock, penstock.command, penstock.datasets.synthetic_sequences, penstock.build.data"
-)
+OURS = "import penstock, penstock.command, penstock.datasets.sequences, penstock.build.data"
 IMPORTS = "import datasets, transformers, evaluate"
 
 ROWS = """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,6 +14,7 @@ from platformdirs import user_cache_path
 
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.locks import lock, lock_beside
+from penstock.files.paths import is_remote
 
 VARIABLE = "PENSTOCK_CACHE"
 
@@ -32,13 +33,19 @@ def generated_data(
         DataError: the folder cannot be written.
         ConfigError: `root` is an address.
     """
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", root or ""):
+    if root and is_remote(root):
         reason = f"{root!r} is an address; drawn data is written to a folder of this machine"
         raise ConfigError(Problem("dataset.root", reason))
     cache = Path(os.environ.get(VARIABLE) or user_cache_path("penstock", False))
     parent = Path(root) if root is not None else cache.absolute() / kind
     folder = parent.expanduser() / name
-    generated_folder(folder, write, f"dataset.root (or {VARIABLE})")
+
+    def announced(made: Path) -> None:
+        message = "making the data of %s in %s, once; later runs read it"
+        logging.getLogger(__name__).info(message, kind, folder)
+        write(made)
+
+    generated_folder(folder, announced, f"dataset.root (or {VARIABLE})")
     try:
         yield str(folder)
     except DataError as error:

@@ -81,11 +81,9 @@ def encoded_image(
     name = name or path
     try:
         content = read_file(path, limits)
-    except DataError as error:
-        raise DataError(f"image {name!r}: {error}; or remove it from the data.") from error
-    except OSError as error:
+    except (DataError, OSError) as error:
         raise DataError(
-            f"image {name!r} cannot be read: {error.strerror}. "
+            f"image {name!r} cannot be read: {getattr(error, 'strerror', None) or error}. "
             "Put it there or remove it from the data."
         ) from error
     return undecoded(content, name, reader, limits)
@@ -128,8 +126,8 @@ def decode_image(
         raise
     except Exception as error:  # decoders raise any error for a damaged file
         other, detail = stranger(content[:256]), str(error).split("\n")[0] or type(error).__name__
-        wrong = f"is truncated or damaged (reader {reader!r}: {detail})"
-        wrong = wrong if other is None else f"is not an image: {other}"
+        damaged = f"is truncated or damaged (reader {reader!r}: {detail})"
+        wrong = damaged if other is None else f"is not an image: {other}"
         raise DataError(
             f"image {name!r} {wrong}. Replace it or remove it from the data."
         ) from error
@@ -172,10 +170,7 @@ def loaded(image: Image.Image, turns: bool) -> Image.Image:
 
 
 def _rgb(image: Image.Image, turns: bool, name: str, limits: Limits) -> torch.Tensor:
-    deep = ";16" in str(getattr(image, "tile", ""))  # 16 bits a colour, as long as it is not loaded
     picture = loaded(image, turns)
-    if getattr(image, "is_animated", False) and image.format != "MPO":  # with a second photo
-        notices["frames"] = f"image {name!r} has several frames; of such files the first is read"
     if picture.mode.startswith(("I", "F")):  # Pillow's own conversion would clip them
         pixels = _of_256_levels(np.array(picture), name, limits)
         pixels = np.repeat(pixels[:, :, None], 3, axis=2)
@@ -188,11 +183,6 @@ def _rgb(image: Image.Image, turns: bool, name: str, limits: Limits) -> torch.Te
             notices["alpha"] = (
                 f"image {name!r} has transparent pixels; they are read in the colours that are "
                 "stored below, which may be any"
-            )
-        if deep and limits.levels != DEFAULT.levels:
-            raise DataError(
-                f"image {name!r}: Pillow keeps 8 of 16 bits of colours in {image.format}, so "
-                f"limits.levels={limits.levels} comes too late. Convert it to grey."
             )
         pixels = np.array(picture.convert("RGB"))
     return torch.from_numpy(pixels).permute(2, 0, 1)

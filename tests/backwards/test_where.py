@@ -10,7 +10,7 @@ from penstock.config.compose import parse
 from tests.program import run
 
 DATA = ("experiment=sequences", "dataset.count=60", "batch.size=8", "loader=debug")
-SEQUENCES = "_target_: penstock.datasets.synthetic_sequences.SyntheticSequences, count: 60"
+SEQUENCES = "_target_: penstock.datasets.sequences.SyntheticSequences, count: 60"
 STREAM = (
     "{_target_: penstock.addons.tables.delimited_stream.DelimitedStream, root: ., classes: [a, b]}"
 )

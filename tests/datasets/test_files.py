@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock import compose
-from penstock.datasets.files import Files
-from penstock.datasets.reading.root import open_root
+from penstock.datasets.files import Files, open_root
 from penstock.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +66,7 @@ def test_paths_of_this_machine_need_nothing_of_fsspec(tmp_path):
     code = (
         "import sys\n"
         "from penstock.datasets.files import Files\n"
-        "from penstock.datasets.reading.root import open_root\n"
+        "from penstock.datasets.files import open_root\n"
         f"open_root({str(tmp_path)!r}, 'x').read('x', lambda path, _: open(path)).close()\n"
         f"Files().read({str(tmp_path / 'x')!r}, lambda path: open(path)).close()\n"
         "assert not [name for name in sys.modules if name.startswith('penstock.addons')]\n"

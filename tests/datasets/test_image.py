@@ -123,11 +123,8 @@ def test_twelve_bits_in_files_of_sixteen_keep_their_range_by_a_key(reader):
 @pytest.mark.parametrize("channels", [3, 4])
 def test_colours_of_sixteen_bits_keep_the_upper_eight(reader, channels):
     values = np.random.default_rng(0).integers(0, 65536, (8, 8, channels), dtype=np.uint16)
-    image = decode_image(content := png_of_16_bits(values), "a", reader)
-    notices.clear()
+    image = decode_image(png_of_16_bits(values), "a", reader)
     assert np.array_equal(image.permute(1, 2, 0), values[..., :3] >> 8)
-    with pytest.raises(DataError, match="Pillow keeps 8 of 16 bits"):
-        decode_image(content, "a", reader, Limits(levels=4096))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +170,6 @@ def test_an_animation_gives_its_first_frame(tmp_path, reader):
     image = read_image(str(tmp_path / "a.gif"), reader)
     assert image.shape == (3, 6, 8)
     assert (image == 255).all()
-    assert "has several frames" in notices.pop("frames")
 
 
 def test_hidden_colours_of_transparent_pixels_are_told(tmp_path, reader):

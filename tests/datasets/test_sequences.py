@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from penstock import compose
-from penstock.datasets.sequences import Sequences
-from penstock.datasets.synthetic_sequences import SyntheticSequences
+from penstock.datasets.sequences import Sequences, SyntheticSequences
 from penstock.errors import ConfigError, DataError
 
 LENGTHS = [3, 1, 5, 2, 4, 1, 2, 6, 3, 3]
@@ -72,16 +71,18 @@ def test_the_fingerprint(folder):
 
 
 def test_offsets_that_do_not_fit(folder):
-    refused(changed(folder, "offsets", 10, 29), "goes from 0 to 29; it must go .* to the 30 rows")
+    refused(
+        changed(folder, "offsets", 10, 29), "goes from 0 to 29, .* must go up from 0 to the 30 rows"
+    )
     refused(changed(folder, "offsets", [0, 10], [1, 30]), "goes from 1 to 30")
 
 
 def test_offsets_that_go_back(folder):
-    refused(changed(folder, "offsets", 4, 8), "sequence 3: it goes from 9 to 8; offsets must go up")
+    refused(changed(folder, "offsets", 4, 8), "for sequence 3 from 9 to 8; offsets must go up")
 
 
 def test_an_empty_sequence(folder):
-    refused(changed(folder, "offsets", 4, 9), "sequence 3: it goes from 9 to 9.*a step at least")
+    refused(changed(folder, "offsets", 4, 9), "for sequence 3 from 9 to 9;.*a step at least")
 
 
 def test_another_number_of_labels(folder):

@@ -8,8 +8,8 @@ import pytest
 
 from penstock import compose
 from penstock.datasets.reading.generated import generated_folder
+from penstock.datasets.sequences import SyntheticSequences
 from penstock.datasets.synthetic_faces import SyntheticFaces, draw_face
-from penstock.datasets.synthetic_sequences import SyntheticSequences
 from penstock.errors import ConfigError, DataError
 
 
@@ -53,8 +53,9 @@ def test_it_is_drawn_once(tmp_path, caplog):
     with caplog.at_level("INFO"):
         SyntheticFaces(str(tmp_path), count=2, size=32)
         SyntheticFaces(str(tmp_path), "val", count=2, size=32)
+    folder = tmp_path / "2x32-seed0-v2"
     assert [record.getMessage() for record in caplog.records] == [
-        f"drawing 2 synthetic faces into {tmp_path / '2x32-seed0-v2'}, once; later runs read them"
+        f"making the data of synthetic_faces in {folder}, once; later runs read it"
     ]
 
 

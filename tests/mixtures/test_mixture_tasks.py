@@ -153,7 +153,7 @@ def test_rows_of_a_mixture_are_repeated_in_its_shares(root):
 
 @pytest.mark.thorough
 def test_rows_of_a_mixture_are_packed_in_its_shares(tmp_path):
-    node = "_target_: penstock.datasets.synthetic_sequences.SyntheticSequences, count: 300"
+    node = "_target_: penstock.datasets.sequences.SyntheticSequences, count: 300"
     sources = ", ".join(f"{name}: {{{node}, root: {tmp_path}/{name}}}" for name in "ab")
     config = compose(
         "dataset=sequences",

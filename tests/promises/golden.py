@@ -39,7 +39,7 @@ SAMPLERS = (
     "sampler=repeated", "sampler=blocks", "sampler=curriculum sampler.column=label",
     "sampler=identity sampler.identities=3 sampler.samples=4",
 )  # fmt: skip
-SOURCE = "{_target_:penstock.datasets.synthetic_sequences.SyntheticSequences,root:%s,count:60}"
+SOURCE = "{_target_:penstock.datasets.sequences.SyntheticSequences,root:%s,count:60}"
 MIXTURE = (
     "dataset=sequences ~dataset transform=none collate=pad sampler=mixture "
     "+dataset={_target_:penstock.addons.mixtures.mixture.Mixture,weights:{a:[[0,3],[1,1]],b:1},"

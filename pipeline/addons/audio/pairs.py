@@ -21,10 +21,9 @@ import numpy as np
 import torch
 
 from penstock.addons.audio.reading import EXTENSIONS, AudioFolder, check_soundfile, read_header
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, Part, Sample
-from penstock.datasets.reading.mapped_array import MappedArray, not_finite
-from penstock.datasets.reading.root import FolderFile, Root, open_root, with_endings
+from penstock.datasets.arrays import MappedArray, not_finite
+from penstock.datasets.files import DataFile, Files, FolderFile, Root, open_root, with_endings
+from penstock.datasets.reading.base import Part, Sample
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
@@ -75,7 +74,7 @@ class AudioPairs(AudioFolder):
         check_soundfile()
         check_split(split, val_fraction, test_fraction)
         self.limits = limits
-        folder = open_root(root, "the audio files and their .npy targets", files, limits)
+        folder = open_root(root, "the audio files and their .npy targets", files)
         self.folder, self.targets = folder.below(inputs), folder.below(targets)
         warns = split == "train"
         inputs_of = _by_stem(self.folder, EXTENSIONS, (".npy",), "dataset.inputs", warns)

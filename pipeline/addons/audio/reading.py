@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.datasets.arrays import not_finite
+from penstock.datasets.reading.base import FolderDataset
 from penstock.datasets.reading.file_kind import stranger
-from penstock.datasets.reading.folder_dataset import FolderDataset
-from penstock.datasets.reading.mapped_array import not_finite
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.keys import IntArray

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from penstock.addons.audio.reading import EXTENSIONS, AudioFolder, check_soundfile
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.labels import check_classes
-from penstock.datasets.reading.root import Root, open_root, with_endings
+from penstock.datasets.arrays import check_classes
+from penstock.datasets.files import Files, Root, open_root, with_endings
+from penstock.datasets.reading.base import Part, Sample
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Index, Limits
@@ -72,7 +71,7 @@ class SpokenDigits(AudioFolder):
         check_split(split)
         self.limits = limits
         holds = f"{recordings!r} with <digit>_<speaker>_<take>.wav in it"
-        self.folder = open_root(root, holds, files, limits).below(recordings)
+        self.folder = open_root(root, holds, files).below(recordings)
         found = list(_recordings(self.folder, warns=split == "train"))
         self.classes = [str(digit) for digit in range(10)]
         self.speakers = sorted({speaker for _, _, speaker, _ in found})

@@ -23,8 +23,8 @@ from penstock.addons.forecasting.series import series_of
 from penstock.addons.forecasting.windows import Floats, carried
 from penstock.addons.record_files.shard_files import data_file
 from penstock.addons.tabular.frames import TextFormat, check_columns, floats, read_frame
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
+from penstock.datasets.files import DataFile, Files
+from penstock.datasets.reading.base import FileDataset, Part, Sample
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
 
@@ -46,7 +46,6 @@ class Ahead(FileDataset, Dataset[Sample]):
             whose file does not say what is known of the steps to forecast.
     """
 
-    draws = False  # reading a sample takes no random numbers
     columns = ("series", "time")
 
     def __init__(self, root: str, learned: Mapping[str, Any], files: Files, limits: Limits) -> None:

@@ -7,7 +7,6 @@ by its arguments. Cost: 5 us a row, once.
 from __future__ import annotations
 
 import csv
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +20,6 @@ from penstock.order.keys import hash64
 
 VERSION = 1  # raise it when the sales change
 FILE = "sales.csv"
-
-_log = logging.getLogger(__name__)
 
 
 class DrawnSeries(Windows):
@@ -87,7 +84,6 @@ class DrawnSeries(Windows):
 
 
 def _write(folder: Path, count: int, days: int, seed: int) -> None:
-    _log.info("drawing %d days of %d shops into %s", days, count, folder.parent)
     random = np.random.default_rng(hash64(seed, "sales"))
     day = np.datetime64("2023-01-01") + np.arange(days)
     with (folder / FILE).open("w", newline="", encoding="utf-8") as file:

@@ -32,8 +32,8 @@ from penstock.addons.tabular.frames import (
     floats,
     read_frame,
 )
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
+from penstock.datasets.files import DataFile, Files
+from penstock.datasets.reading.base import FileDataset, Part, Sample
 from penstock.datasets.reading.split import Split, check_split, val_count
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Index, Limits
@@ -87,7 +87,6 @@ class Windows(FileDataset, Dataset[Sample]):
 
     # Windows overlap: rows dealt out would train on what validates.
     undivided = "windows are divided by time: set val_fraction, test_fraction and gap instead"
-    draws = False  # reading a sample takes no random numbers
     columns = ("series", "time", "row")
 
     def __init__(

@@ -21,8 +21,7 @@ from typing import Any
 
 from penstock.addons.record_files.shard_files import ShardFiles
 from penstock.addons.tables.arrow.files import SUFFIXES
-from penstock.datasets.files import Files
-from penstock.datasets.reading.root import open_root
+from penstock.datasets.files import Files, open_root
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.paths import join
 
@@ -106,7 +105,7 @@ def saved(root: str, splits: Mapping[str, str], files: Files) -> Saved:
         ConfigError: it holds several datasets.
     """
     try:
-        folder = open_root(root, "a dataset of Hugging Face", files, files.limits)
+        folder = open_root(root, "a dataset of Hugging Face", files)
     except DataError as error:
         raise DataError(f"{error} {_SAVE}.") from error
     root, names = str(folder), folder.files()

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from penstock.datasets.files import Files
-from penstock.datasets.reading.root import FolderFile
+from penstock.datasets.files import Files, FolderFile
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
 

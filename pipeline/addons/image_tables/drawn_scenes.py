@@ -10,7 +10,6 @@ run of this user, read it. Cost: 1 ms and 2 kB a picture of 64 px, once.
 from __future__ import annotations
 
 import csv
-import logging
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +39,6 @@ COLORS = {
 CORNERS = {"circle": 48, "square": 4, "triangle": 3, "star": 10}
 SIZES = {"small": 0.13, "large": 0.21}  # radii, as shares of the picture's side
 _FINER = 4  # pictures are drawn so many times as large, and reduced
-
-_log = logging.getLogger(__name__)
 
 
 class DrawnScenes(ImageTable):
@@ -110,8 +107,6 @@ class DrawnScenes(ImageTable):
 
 
 def _write(folder: Path, name: str, count: int, size: int, seed: int) -> None:
-    message = "drawing %d scenes into %s, once; later runs read them"
-    _log.info(message, count, folder.parent / name)
     with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["path", "label", "colors", "labels", "caption", "angle"])

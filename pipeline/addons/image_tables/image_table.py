@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 
 from penstock.addons.image_tables.cells import Cell, Cells, read_cells
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder_dataset import FolderDataset
+from penstock.datasets.arrays import check_classes
+from penstock.datasets.files import Files, FolderFile, open_root
+from penstock.datasets.reading.base import FolderDataset, Part, Sample
 from penstock.datasets.reading.image import (
     Orientation,
     Reader,
@@ -30,8 +30,6 @@ from penstock.datasets.reading.image import (
     encoded_image,
     read_image,
 )
-from penstock.datasets.reading.labels import check_classes
-from penstock.datasets.reading.root import FolderFile, open_root
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
@@ -124,7 +122,7 @@ class ImageTable(FolderDataset):
         check_split(split, val_fraction, test_fraction)
         self.lazy, self.limits = lazy, limits
         self._columns = _Roles(label, labels, numbers, caption)
-        folder = open_root(root, f"the table {table!r}", files, limits)
+        folder = open_root(root, f"the table {table!r}", files)
         cells = read_cells(FolderFile(folder, table), delimiter, encoding, files, limits)
         self.folder = folder.below(images)
         names = self._paths_of(cells, path, repeated)

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from penstock.addons.mixtures.order import MixtureOrder, Weights
 from penstock.addons.splits.classes import united
 from penstock.config.targets import arguments, called
-from penstock.datasets.reading.fingerprint import DataFile
+from penstock.datasets.files import DataFile
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Count
 from penstock.loading.collate import joined

@@ -22,10 +22,9 @@ from penstock.addons.packs.folder import RECORD, Pack, damaged, is_pack
 from penstock.addons.packs.remote import RemotePack
 from penstock.addons.packs.table import LENGTHS, read_table, text_of
 from penstock.addons.record_files.cache_folder import CacheFolder
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, fingerprint
+from penstock.datasets.files import DataFile, Files, open_root
+from penstock.datasets.reading.base import fingerprint
 from penstock.datasets.reading.image import check_reader, decode_image
-from penstock.datasets.reading.root import open_root
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Limits
 from penstock.files.paths import is_remote

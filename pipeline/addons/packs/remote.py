@@ -24,12 +24,11 @@ from penstock.addons.packs.fields import Numbers
 from penstock.addons.packs.folder import RECORD, Indices, Pack, damaged, read_record
 from penstock.addons.record_files.remote_bytes import npy_header
 from penstock.addons.record_files.shard_files import data_file
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile
+from penstock.datasets.files import DataFile, Files
 from penstock.errors import DataError
 
 if TYPE_CHECKING:
-    from penstock.datasets.reading.root import Root
+    from penstock.datasets.files import Root
 
 _WHOLE = 1 << 20  # bytes of a file that is fetched whole
 _PART = 1 << 16  # bytes of neighbouring rows that are fetched together

@@ -23,13 +23,11 @@ import numpy as np
 from penstock.addons.predicting.learned import Learned
 from penstock.build.data import DataParts, Split
 from penstock.config.targets import arguments, called, options
-from penstock.datasets.arrays import Arrays
+from penstock.datasets.arrays import Arrays, MappedArray
+from penstock.datasets.files import DataFile, FolderFile, Root, open_root, with_endings
 from penstock.datasets.image_folder import EXTENSIONS
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
-from penstock.datasets.reading.folder_dataset import FolderDataset
+from penstock.datasets.reading.base import FileDataset, FolderDataset, Part, Sample
 from penstock.datasets.reading.image import check_reader, encoded_image, read_image
-from penstock.datasets.reading.mapped_array import MappedArray
-from penstock.datasets.reading.root import FolderFile, Root, open_root, with_endings
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.files.limits import Limits
 from penstock.loading.facts import unfiltered
@@ -139,10 +137,10 @@ class Pictures(FolderDataset):
         self.reader, self.lazy, self.limits = reader, lazy, limits
         if not isinstance(root, str) or Path(root).is_file():
             paths = [root] if isinstance(root, str) else root
-            self.folder = Root("", limits)
+            self.folder = Root("")
             names = [str(Path(path).absolute())[1:] for path in paths]
         else:
-            self.folder = open_root(root, "the pictures", None, limits)
+            self.folder = open_root(root, "the pictures")
             names = with_endings(self.folder.files(), EXTENSIONS, root)
         if not names:
             raise DataError(
@@ -170,14 +168,10 @@ class Inputs(FileDataset):
         DataError: the file is missing or damaged.
     """
 
-    draws = False
-
     def __init__(self, root: str, name: str, limits: Limits) -> None:
         path = Path(root)
         folder = path if path.is_dir() else path.parent
-        file = FolderFile(
-            open_root(str(folder), repr(name), None, limits), name if path.is_dir() else path.name
-        )
+        file = FolderFile(open_root(str(folder), repr(name)), name if path.is_dir() else path.name)
         self._inputs = MappedArray(file, "dataset.root", limits)
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.datasets.reading.mapped_array import not_finite, plain_numbers
+from penstock.datasets.arrays import not_finite, plain_numbers
 from penstock.datasets.reading.split import check_split, val_count
 from penstock.order.keys import IntArray, hash64, hash64_array
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.addons.record_files.rows import RowSplit
-from penstock.datasets.reading.fingerprint import DataFile
-from penstock.datasets.reading.root import open_root
+from penstock.datasets.files import DataFile, open_root
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.paths import is_remote, local_path
 
@@ -114,7 +113,7 @@ def _found(root: str, suffixes: tuple[str, ...], files: Files) -> dict[str, str]
         return {address[len(before) :]: address for address in expand_braces(root)}
     if root.lower().endswith(suffixes):
         return {root.rpartition("/")[2]: root}
-    folder = open_root(root, "the files", files, files.limits)
+    folder = open_root(root, "the files", files)
     names = [name for name in folder.files() if name.lower().endswith(suffixes)]
     return {name: folder.path(name) for name in names if name.rpartition("/")[2][0] != "_"}
 

@@ -37,8 +37,8 @@ from penstock.addons.shards.tar.fields import (
     choose_fields,
     make_fields,
 )
-from penstock.datasets.files import Files, WholeFilesError
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
+from penstock.datasets.files import DataFile, Files, WholeFilesError
+from penstock.datasets.reading.base import FileDataset, Part, Sample
 from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import DataError
@@ -84,8 +84,6 @@ class IndexedTars(FileDataset, Dataset[Sample]):
             the archive and the sample.
         ConfigError: a part is a pickle, or two of them would be the same field.
     """
-
-    draws = False  # reading a sample takes no random numbers
 
     def __init__(
         self,

@@ -35,8 +35,8 @@ from penstock.addons.shards.tar.archive import (
     read_samples,
 )
 from penstock.addons.shards.tar.fields import check_label, choose_fields, make_fields
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
+from penstock.datasets.files import DataFile, Files
+from penstock.datasets.reading.base import FileDataset, Part, Sample
 from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
@@ -82,8 +82,6 @@ class TarShards(FileDataset, IterableDataset[Record]):
             lacks a part or has one twice. Names the archive and the member or sample.
         ConfigError: a part is a pickle, or two of them would be the same field.
     """
-
-    draws = False  # reading a sample takes no random numbers
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from penstock.addons.stores.listing import FileInfo, Listing
-from penstock.datasets.reading.root import walk
+from penstock.datasets.files import walk
 from penstock.errors import DataError, PenstockError
 from penstock.files.disk import write_atomically
 from penstock.files.limits import Limits

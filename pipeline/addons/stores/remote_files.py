@@ -36,9 +36,7 @@ from penstock.addons.stores.parts import GAP, Came, Part, as_part, part_address
 from penstock.addons.stores.request_gate import RequestGate, unusable
 from penstock.addons.stores.retry import Damaged, RetryPolicy
 from penstock.addons.stores.store import Store, check_options
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile
-from penstock.datasets.reading.root import Root
+from penstock.datasets.files import DataFile, Files, Root
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.paths import join
 from penstock.terminal import progress

@@ -29,8 +29,7 @@ from pydantic import BaseModel, ValidationError
 from penstock.addons.stores.catalog import Catalog
 from penstock.addons.stores.retry import RetryPolicy
 from penstock.addons.stores.store import Store, parse_address
-from penstock.datasets.files import Files
-from penstock.datasets.reading.root import walk
+from penstock.datasets.files import Files, walk
 from penstock.errors import ConfigError, DataError, Problem, UnreachableError
 from penstock.files.data import size_of
 from penstock.files.disk import write_atomically

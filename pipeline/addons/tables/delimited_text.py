@@ -32,8 +32,8 @@ from penstock.addons.tables.text.delimited_format import (
 )
 from penstock.addons.tables.text.record_index import Quoting, RecordIndex
 from penstock.addons.tables.text.record_reader import compression_of
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, fingerprint
+from penstock.datasets.files import DataFile, Files
+from penstock.datasets.reading.base import FileDataset, Part, Sample, fingerprint
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
@@ -76,7 +76,6 @@ class DelimitedText(FileDataset, Dataset[Sample]):
         ConfigError: the file is compressed, or an argument is out of range.
     """
 
-    draws = False  # reading a sample takes no random numbers
     columns: ClassVar[tuple[str, ...]] = ("length", "label", "class")  # without label: length
 
     def __init__(

@@ -30,7 +30,7 @@ from penstock.addons.tables.arrow.columns import (
 )
 from penstock.addons.tables.arrow.files import exact_frame, in_one_piece
 from penstock.addons.tables.arrow.table import ArrowTable
-from penstock.datasets.reading.fingerprint import Sample
+from penstock.datasets.reading.base import Sample
 from penstock.datasets.reading.image import Reader
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
@@ -82,8 +82,6 @@ class Parquet(ArrowTable, Dataset[Sample]):
             row. A cell that is null or damaged is refused when it is read.
         ConfigError: pyarrow is not installed, there is no such column, or it is not of that kind.
     """
-
-    draws = False  # reading a sample takes no random numbers
 
     def __init__(
         self,

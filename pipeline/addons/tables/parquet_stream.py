@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from torch.utils.data import IterableDataset
 
 from penstock.addons.tables.arrow.table import ArrowTable
-from penstock.datasets.reading.fingerprint import Sample
+from penstock.datasets.reading.base import Sample
 
 Record = tuple[int, int]
 

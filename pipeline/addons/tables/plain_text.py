@@ -20,10 +20,9 @@ from torch.utils.data import Dataset
 
 from penstock.addons.record_files.cache_folder import CacheFolder
 from penstock.addons.tables import drawn_text
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, fingerprint
+from penstock.datasets.files import DataFile, Files, Root, open_root
+from penstock.datasets.reading.base import FileDataset, Part, Sample, fingerprint
 from penstock.datasets.reading.generated import generated_data
-from penstock.datasets.reading.root import Root, open_root
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import read_file
@@ -64,7 +63,6 @@ class PlainText(FileDataset, Dataset[Sample]):
         ConfigError: an argument is out of range.
     """
 
-    draws = False  # reading a sample takes no random numbers
     columns: ClassVar[tuple[str, ...]] = ("length", "file")
 
     def __init__(
@@ -102,7 +100,7 @@ class PlainText(FileDataset, Dataset[Sample]):
         self._encoding, self._limits, self._cache_dir = encoding, limits, cache_dir
         if root is None:
             with generated_data(None, "text", drawn_text.NAME, drawn_text.write) as at:
-                self.folder: Root = Root(at, limits)
+                self.folder: Root = Root(at)
                 names = [name for name in self.folder.files() if name.endswith(".txt")]
         else:
             self.folder, names = _files_of(root, tuple(suffixes), files, limits)
@@ -209,8 +207,8 @@ def _files_of(
     named = is_remote(root) and root.lower().endswith((*suffixes, *_BY_LINES))
     if named or (not is_remote(root) and Path(local_path(root)).expanduser().is_file()):
         path = (files or Files()).local(root)
-        return Root(path.parent, limits), [path.name]
-    folder = open_root(root, "the files of text", files, limits)
+        return Root(path.parent), [path.name]
+    folder = open_root(root, "the files of text", files)
     names = folder.files()
     kept = [name for name in names if name.lower().endswith(suffixes)]
     if not kept:

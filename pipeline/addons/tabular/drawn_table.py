@@ -16,7 +16,6 @@ The first use writes `customers.csv` into a folder of `root` that is named by it
 from __future__ import annotations
 
 import csv
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -34,8 +33,6 @@ VERSION = 1  # raise it when the rows change
 FILE = "customers.csv"
 PLANS = ("basic", "family", "plus")
 CITIES = 30
-
-_log = logging.getLogger(__name__)
 
 
 class DrawnTable(Table):
@@ -92,7 +89,6 @@ class DrawnTable(Table):
 
 
 def _write(folder: Path, count: int, seed: int) -> None:
-    _log.info("drawing %d customers into %s", count, folder.parent)
     random = np.random.default_rng(hash64(seed, "customers"))
     age = random.integers(18, 90, count)
     income = np.exp(random.normal(10.5, 0.5, count)) * (0.7 + 0.6 * (age > 30))

@@ -41,9 +41,9 @@ from penstock.addons.tabular.frames import (
     read_frame,
     words,
 )
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
-from penstock.datasets.reading.labels import check_classes
+from penstock.datasets.arrays import check_classes
+from penstock.datasets.files import DataFile, Files
+from penstock.datasets.reading.base import FileDataset, Part, Sample
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
@@ -91,8 +91,6 @@ class Table(FileDataset, Dataset[Sample]):
             the message names file, line (of Parquet: row) and column.
         ConfigError: there is no such column, or arguments contradict each other.
     """
-
-    draws = False  # reading a sample takes no random numbers
 
     def __init__(
         self,
@@ -280,7 +278,6 @@ class Unlabelled(FileDataset, Dataset[Sample]):
         ConfigError: a column is missing that the model was trained on.
     """
 
-    draws = False  # reading a sample takes no random numbers
     columns = ("row",)
 
     def __init__(

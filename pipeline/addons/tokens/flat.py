@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from penstock.addons.record_files.cache_folder import CacheFolder, NamedArrays
 from penstock.addons.tokens.token_file import MappedNumbers, RemoteNumbers, samples_of
-from penstock.datasets.reading.fingerprint import DataFile, Part, fingerprint
-from penstock.datasets.reading.mapped_array import MappedArray
-from penstock.datasets.reading.root import FolderFile, Root
+from penstock.datasets.arrays import MappedArray
+from penstock.datasets.files import DataFile, FolderFile, Root
+from penstock.datasets.reading.base import Part, fingerprint
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.keys import IntArray

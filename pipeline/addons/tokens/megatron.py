@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.addons.tokens.token_file import MappedNumbers, RemoteNumbers, samples_of
-from penstock.datasets.reading.fingerprint import DataFile, Part
-from penstock.datasets.reading.root import FolderFile
+from penstock.datasets.files import DataFile, FolderFile
+from penstock.datasets.reading.base import Part
 from penstock.errors import DataError
 from penstock.order.keys import IntArray
 

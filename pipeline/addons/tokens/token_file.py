@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from penstock.addons.record_files.positioned_file import spread
 from penstock.addons.record_files.remote_bytes import RemoteBytes, npy_header
-from penstock.datasets.files import WholeFilesError
-from penstock.datasets.reading.fingerprint import DataFile, Part
-from penstock.datasets.reading.root import FolderFile
+from penstock.datasets.files import DataFile, FolderFile, WholeFilesError
+from penstock.datasets.reading.base import Part
 from penstock.errors import DataError
 from penstock.order.keys import IntArray
 

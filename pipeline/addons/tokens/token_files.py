@@ -28,9 +28,8 @@ from penstock.addons.record_files.rows import RowSplit, TableRows
 from penstock.addons.tokens.flat import LENGTHS, OFFSETS, FlatFile
 from penstock.addons.tokens.megatron import MegatronFile, Rows
 from penstock.addons.tokens.token_file import RemoteNumbers, TokenFile, checked_spans
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part
-from penstock.datasets.reading.root import FolderFile, Root, open_root
+from penstock.datasets.files import DataFile, Files, FolderFile, Root, open_root
+from penstock.datasets.reading.base import FileDataset, Part
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
@@ -77,7 +76,6 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         ConfigError: there is no such file, or a needed argument is missing.
     """
 
-    draws = False  # reading a sample takes no random numbers
     columns: ClassVar[tuple[str, ...]] = ("length",)
 
     def __init__(
@@ -103,7 +101,7 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
             raise ConfigError(Problem("dataset.rows", f"{rows!r}; allowed: sequences, documents"))
         if append_eod and eod is None:
             raise ConfigError(Problem("dataset.eod", "say which token dataset.append_eod appends"))
-        folder = open_root(root, "the files of tokens", files, limits)
+        folder = open_root(root, "the files of tokens", files)
         own = split == "val" and val_tokens is not None
         key = "dataset.val_tokens" if own else "dataset.tokens"
         names = _names(folder, val_tokens if own else tokens, key)

@@ -19,11 +19,9 @@ from torchvision import tv_tensors
 
 from penstock.addons.image_tables.image_table import ImageTable
 from penstock.addons.video.decoding import check_av, read_clip, video_damage
-from penstock.datasets.files import Files
+from penstock.datasets.files import Files, Root, open_root, with_endings
 from penstock.datasets.image_folder import ImageFolder
-from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder_dataset import FolderDataset
-from penstock.datasets.reading.root import Root, open_root, with_endings
+from penstock.datasets.reading.base import FolderDataset, Part, Sample
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
@@ -200,11 +198,11 @@ class NewClips(ClipDataset):
     def __init__(self, root: str | Sequence[str], clips: Clips, limits: Limits) -> None:
         self.clips, self.limits = clips, limits
         if not isinstance(root, str) or Path(root).is_file():
-            self.folder = Root("", limits)
+            self.folder = Root("")
             paths = [root] if isinstance(root, str) else root
             names = [str(Path(path).absolute())[1:] for path in paths]
         else:
-            self.folder = open_root(root, "the videos", None, limits)
+            self.folder = open_root(root, "the videos")
             names = with_endings(self.folder.files(), EXTENSIONS, root)
         if not names:
             allowed = ", ".join(EXTENSIONS)

@@ -9,7 +9,6 @@ of this user, read it. Cost: 20 ms and 10 kB a video of 64 px and 48 frames, onc
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,6 @@ FRAMES = 48  # of a video
 _KEY_FRAMES = 12  # one in so many
 _SIDES = (3, 4, 5)
 
-_log = logging.getLogger(__name__)
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -96,8 +94,6 @@ class DrawnMotions(VideoClips):
 
 
 def _write(folder: Path, name: str, count: int, size: int, seed: int) -> None:
-    message = "drawing %d videos into %s, once; later runs read them"
-    _log.info(message, count, folder.parent / name)
     for motion in MOTIONS:
         (folder / motion).mkdir()
     for number in watched(range(count), count, "drawing videos"):

@@ -20,10 +20,9 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.addons.vision.turns import PlacesInImages
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import Part, Sample
+from penstock.datasets.files import Files, FolderFile, Root, open_root
+from penstock.datasets.reading.base import Part, Sample
 from penstock.datasets.reading.image import Orientation, Reader, check_reader, read_image
-from penstock.datasets.reading.root import FolderFile, Root, open_root
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
@@ -37,7 +36,7 @@ from urllib.parse import unquote
 
 import numpy.typing as npt
 
-from penstock.datasets.reading.labels import check_classes
+from penstock.datasets.arrays import check_classes
 from penstock.files.data import read_file
 from penstock.order.keys import IntArray
 
@@ -444,7 +443,7 @@ class Coco(PlacesInImages):
             reason = "masks need faster-coco-eval: pip install 'penstock-loader[detection]'"
             raise ConfigError(Problem("dataset.masks", reason))
         self.limits, self.masks, self.points = limits, masks, keypoints
-        root_folder = open_root(root, f"{annotations!r} and its images", files, limits)
+        root_folder = open_root(root, f"{annotations!r} and its images", files)
         validates = split == "val" and val_annotations is not None
         self.folder = root_folder.below((val_images if validates else None) or images)
         file = FolderFile(root_folder, annotations)

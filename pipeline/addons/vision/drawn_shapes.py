@@ -15,7 +15,8 @@ import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
+from penstock.datasets.files import DataFile
+from penstock.datasets.reading.base import FileDataset, Part, Sample
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Seed
@@ -115,8 +116,6 @@ class DrawnShapes(FileDataset, Dataset[Sample]):
     Raises:
         ConfigError: a number is out of range, or a field is not one of those.
     """
-
-    draws = False  # reading a sample takes no random numbers of the run
 
     def __init__(
         self,

@@ -21,8 +21,9 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.addons.vision.turns import PlacesInImages, sizes_of
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import Part, Sample
+from penstock.datasets.arrays import check_classes
+from penstock.datasets.files import Files, open_root, with_endings
+from penstock.datasets.reading.base import Part, Sample
 from penstock.datasets.reading.image import (
     Orientation,
     Reader,
@@ -32,8 +33,6 @@ from penstock.datasets.reading.image import (
     opened_image,
     read_image,
 )
-from penstock.datasets.reading.labels import check_classes
-from penstock.datasets.reading.root import open_root, with_endings
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
@@ -104,7 +103,7 @@ class ImageMasks(PlacesInImages):
         self._mask_reader = check_reader("pillow", orientation)
         self.classes, self._colors = _classes(classes, ignored, ignored_color)
         check_classes(len(self.classes), "dataset.classes", limits)
-        root_folder = open_root(root, f"folders {images!r} and {masks!r}", files, limits)
+        root_folder = open_root(root, f"folders {images!r} and {masks!r}", files)
         for key, name in (("images", images), ("masks", masks)):
             if not root_folder.below(name).exists():
                 hint = f"Put it there, or set dataset.{key}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from PIL import Image
 
-from penstock.datasets.reading.folder_dataset import FolderDataset
+from penstock.datasets.reading.base import FolderDataset
 from penstock.datasets.reading.image import FORMATS, ORIENTATION
 from penstock.errors import DataError
 

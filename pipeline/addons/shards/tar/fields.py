@@ -26,7 +26,7 @@ import numpy as np
 
 from penstock.addons.record_files.rows import plain_tensor
 from penstock.addons.shards.tar.archive import Dots
-from penstock.datasets.reading.fingerprint import Sample
+from penstock.datasets.reading.base import Sample
 from penstock.datasets.reading.image import decode_image, undecoded
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits

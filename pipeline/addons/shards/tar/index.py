@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.addons.shards.tar.archive import PLAIN, Dots, PlainTar, read_samples
-from penstock.datasets.reading.root import walk
+from penstock.datasets.files import walk
 from penstock.errors import DataError, PenstockError
 from penstock.files.disk import write_atomically
 from penstock.order.keys import IntArray

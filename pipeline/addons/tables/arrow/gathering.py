@@ -30,7 +30,7 @@ import torch
 
 from penstock.addons.tables.arrow.columns import TableField, is_list, label_codes
 from penstock.addons.tables.arrow.files import empty
-from penstock.datasets.reading.mapped_array import plain_numbers
+from penstock.datasets.arrays import plain_numbers
 from penstock.errors import DataError
 from penstock.files.limits import Limits
 from penstock.loading.collate import Ragged, joined

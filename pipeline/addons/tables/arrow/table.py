@@ -51,8 +51,8 @@ from penstock.addons.tables.arrow.gathering import (
     columns_of,
     layouts_of,
 )
-from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
+from penstock.datasets.files import DataFile, Files
+from penstock.datasets.reading.base import FileDataset, Part, Sample
 from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import PurePath
 
 from penstock.addons.tables.text.record_index import QUOTES, Quoting
-from penstock.datasets.reading.fingerprint import Sample
+from penstock.datasets.reading.base import Sample
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
 

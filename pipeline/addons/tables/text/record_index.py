@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from penstock.addons.record_files.cache_folder import CacheFolder, NamedArrays
 from penstock.addons.record_files.positioned_file import PositionedFile
-from penstock.datasets.reading.fingerprint import fingerprint
+from penstock.datasets.reading.base import fingerprint
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.keys import IntArray
