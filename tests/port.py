@@ -33,7 +33,7 @@ from penstock.loading.facts import table_of
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.stream import StreamFetch
-from penstock.loading.workers.backends import WorkerError
+from penstock.loading.workers.executors import WorkerError
 from penstock.loading.workers.options import LoaderOptions as Options
 from penstock.order.keys import hash64, hash64_array
 from penstock.order.plan import Plan, StreamOrder, StreamPlan, is_stream
@@ -220,7 +220,7 @@ def hashes(loader: Loader, epoch: int = 0, start: int = 0) -> list[str]:
 
 
 def worker_pids(loader: Loader) -> list[int]:
-    return loader._backend.pids()
+    return loader.workers.pids()
 
 
 def shares(sampler, size: int, epoch: int, step: int, world: int = 1, tail: str = "keep"):

@@ -65,7 +65,7 @@ OPTIONS = {
     "data.split": "penstock.addons.splits.division.Division",
     "files": "penstock.datasets.files.Files",
     "find": "penstock.addons.reports.runs.put_runs",
-    "loader.ray": "penstock.addons.ray.cluster.RayOptions",
+    "loader.ray": "penstock.addons.ray.actors.RayOptions",
     "lr_find": "penstock.addons.tuning.lr_find.rates_and_losses",
     "pack": "penstock.addons.packs.recipe.packed",
     "sweep.optuna": "penstock.addons.sweeps.optuna_sweeper.OptunaSweeper.run",

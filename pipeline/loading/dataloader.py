@@ -35,8 +35,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.distributed.world import has_accelerator
 from penstock.loading import worker_status
-from penstock.loading.loader import open_backend
-from penstock.loading.workers.backends import Backend, Failure, WorkerError
+from penstock.loading.workers.executors import Failure, WorkerError, Workers
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.address import Addressed
 from penstock.order.keys import begin_sample, hash64, sample_keys
@@ -81,7 +80,7 @@ class _Fetch:
     seed = 0
     transform = batch_transform = None
     compared = True
-    in_turn = draws_nothing = False
+    draws_nothing = False
     dataset: Any
 
     def dataset_of_worker(self) -> Any:
@@ -290,7 +289,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
         self._latest: Position | None = None  # of the iterator that was made last
         self._loaded = False  # `_next` comes from a state
         self._told = self._difference = 0  # see `_agreed`
-        self._kept: list[Backend] = []  # of persistent workers
+        self._kept: list[Workers] = []  # of persistent workers
         self._running: weakref.ref[EpochIterator] | None = None
 
     # The iterator is ours, where torch's signature names a private class of its own.
@@ -447,7 +446,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
                 yield Request(at.epoch, step, seed, start, rows)
             start += len(rows) if batched else 1
 
-    def _opened(self, seed: int, parts: list[int], pin: bool) -> list[Backend]:
+    def _opened(self, seed: int, parts: list[int], pin: bool) -> list[Workers]:
         """Executors: one for rows, one for each part of an iterable dataset."""
         workers, collate = self.num_workers, self.collate_fn
         context: Any = self.multiprocessing_context
@@ -480,7 +479,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
                 )
                 for number in range(len(parts))
             ]
-        return [open_backend(fetch, options, pin) for fetch in fetches]
+        return [Workers(fetch, options, pin) for fetch in fetches]
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies, which begin their own epochs."""
@@ -500,7 +499,7 @@ class EpochIterator(Iterator[Any]):
     def __init__(
         self,
         at: Position,
-        backends: list[Backend],
+        backends: list[Workers],
         requests: list[Iterator[Any]],
         closes: bool,
         pin: bool,
@@ -522,7 +521,7 @@ class EpochIterator(Iterator[Any]):
     @property
     def _workers(self) -> list[Any]:
         """The worker processes, by torch's name for them."""
-        return [worker for b in self._backends for worker in getattr(b, "workers", list)()]
+        return [worker for b in self._backends for worker in b.processes()]
 
     def __del__(self) -> None:
         self._open.close()
@@ -541,7 +540,7 @@ def _batches(
                     if isinstance(result, Failure):
                         raise result.error
                 except WorkerError as error:
-                    died = f"(pid(s) {error.died[0]})" if error.died else ""
+                    died = f"(pid(s) {error.pid})" if error.pid else ""
                     # torch's words, which programs look for
                     raise RuntimeError(
                         f"DataLoader worker {died} exited unexpectedly\n{error}"

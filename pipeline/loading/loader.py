@@ -23,7 +23,7 @@ from penstock.loading.batch import Batch
 from penstock.loading.encoded import said
 from penstock.loading.facts import row_counts, unfiltered
 from penstock.loading.fetch import Fetch
-from penstock.loading.workers.backends import Asked, Backend, Failure, MainBackend
+from penstock.loading.workers.executors import Failure, Workers
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import End, Plan, StreamPlan
 
@@ -61,27 +61,6 @@ class LoaderStats:
     def wait_share(self) -> float:
         """Share of the time in which the consumer waited for data, in [0, 1]."""
         return self.wait_seconds / self.total_seconds if self.total_seconds else 0.0
-
-
-def open_backend(fetch: Fetch, options: LoaderOptions, pin: bool) -> Backend:
-    """The backend that `options` name, whose modules alone are imported.
-
-    Raises:
-        ConfigError: names the parts that cannot be sent to workers.
-    """
-    if options.backend == "main" or options.num_workers == 0:
-        return MainBackend(fetch, options.keyed)
-    if options.backend == "thread":
-        from penstock.loading.workers.thread_backend import ThreadBackend
-
-        return ThreadBackend(fetch, options)
-    if options.backend == "process":
-        from penstock.loading.workers.pool import ProcessBackend
-
-        return ProcessBackend(fetch, options, pin)
-    from penstock.addons.ray.cluster import open_backend
-
-    return open_backend(fetch, options)
 
 
 class Loader:
@@ -146,7 +125,7 @@ class Loader:
 
             self._transfer = Transfer(self.world.device)
         self._moved_ahead = moves or self.world.device == "cpu"
-        self._backend = open_backend(fetch, self.options, self._pin)
+        self.workers = Workers(fetch, self.options, self._pin)
         self._ahead: ReadAhead | None = None
         if getattr(fetch.dataset, "remote_files", None) is not None:
             rank, size = own
@@ -154,7 +133,7 @@ class Loader:
 
             self._ahead = read_ahead(plan, fetch.dataset, rank, size, self.options)
         self._next = (0, 0)
-        self._broken_off = False
+        self._broken_off, self._known_deaths = False, 0
         self._warned: set[str] = set()
 
     @cached_property
@@ -166,12 +145,12 @@ class Loader:
     @property
     def deaths(self) -> int:
         """Workers that died or stopped answering and were replaced, in all epochs."""
-        return self._backend.deaths
+        return self.workers.deaths
 
     @property
     def executor(self) -> str:
         """The maker of its batches, in a word or two: "worker process"."""
-        return self._backend.executor
+        return self.workers.executor
 
     def __len__(self) -> int:
         """Steps in an epoch."""
@@ -203,13 +182,12 @@ class Loader:
             self.budget.begin(epoch)
         self._check_rows()
         last = self.plan.limit(epoch)
-        deaths = self.deaths
         asked = began = time.perf_counter()
         shares, parts = self.shares if share is None else [share], list[Batch]()
         results = self._results(epoch, start, shares)
         with self._ahead or nullcontext(), closing(results):
             for result in results:
-                self.stats.deaths = self.deaths - deaths
+                self.stats.deaths = self.deaths - self._known_deaths
                 if isinstance(result, End):
                     break
                 if isinstance(result, Failure):
@@ -249,7 +227,8 @@ class Loader:
             raise self._empty(epoch)
         self._next, self._broken_off = (epoch + 1, 0), False
         self.stats.total_seconds = time.perf_counter() - began
-        self.stats.deaths = self.deaths - deaths  # with those that were found when it ended
+        self.stats.deaths = self.deaths - self._known_deaths
+        self._known_deaths = self.deaths
 
     def _results(
         self, epoch: int, step: int, shares: Sequence[tuple[int, int]]
@@ -257,12 +236,12 @@ class Loader:
         """Results from `step` on, of each step's shares in turn."""
         limit = self.plan.limit(epoch)
         steps, delivered = (self.plan.skipped.steps(epoch, step, limit) for _ in range(2))
-        requests: Iterator[Asked]
+        requests: Iterator[Any]
         requests = (self.plan.request(epoch, step, *share) for step in steps for share in shares)
         part = 0  # of the step that is delivered
         if self._ahead is not None:
             requests = self._ahead.requests(epoch, step, requests)
-        with self._backend.run(requests) as results:
+        with self.workers.run(requests) as results:
             for result in self._transfer(results) if self._transfer else results:
                 yield result
                 part += 1
@@ -355,7 +334,7 @@ class Loader:
 
     def close(self) -> None:
         """Stop the workers."""
-        self._backend.close()
+        self.workers.close()
         if self._ahead is not None:
             self._ahead.close()
 

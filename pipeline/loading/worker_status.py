@@ -10,19 +10,11 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-STAGES = (
-    "starting",
-    "idle",
-    "read",
-    "transform",
-    "collate",
-    "batch transform",
-    "wait for another run's batch",
-)
-STARTING, IDLE, READ, TRANSFORM, COLLATE, BATCH, SHARED = range(len(STAGES))
+STAGES = ("starting", "idle", "read", "transform", "collate", "batch transform")
+STARTING, IDLE, READ, TRANSFORM, COLLATE, BATCH = range(len(STAGES))
 
-FIELDS = 4  # int64 numbers in a cell
-EPOCH, STEP, PLACE, STAGE = range(FIELDS)
+FIELDS = 5  # int64 numbers in a cell
+EPOCH, STEP, PLACE, STAGE, TASK = range(FIELDS)
 WHOLE = -1  # the place of work on a batch as a whole
 
 Cell = memoryview  # of FIELDS int64 numbers
@@ -42,20 +34,19 @@ class WorkerStatus(NamedTuple):
         epoch, step: the address that was worked on last; -1 before the first.
         place: of the sample in its share, or WHOLE.
         stage: one of STAGES, as a number.
+        task: the number of the request in a pool of processes.
     """
 
     epoch: int
     step: int
     place: int
     stage: int
+    task: int
 
     @property
     def works(self) -> bool:
         """Whether a batch is being made."""
         return self.stage not in (STARTING, IDLE)
-
-
-UNKNOWN = WorkerStatus(-1, -1, WHOLE, -1)  # of a worker on another machine that is gone
 
 
 def use(cell: Cell) -> None:
@@ -65,7 +56,7 @@ def use(cell: Cell) -> None:
 
 def clear(cell: Cell) -> None:
     """Write the state of an executor that is about to start."""
-    cell[EPOCH] = cell[STEP] = cell[PLACE] = -1
+    cell[EPOCH] = cell[STEP] = cell[PLACE] = cell[TASK] = -1
     cell[STAGE] = STARTING
 
 

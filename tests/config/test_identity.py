@@ -112,7 +112,7 @@ def test_facts_of_the_data_are_always_compared():
         ("loader={in_order: false}", False),
         ("loader.in_order=false", False),
         ("+loader.worker_init_fn=a.b", False),
-        ("loader.ray.window=2", True),
+        ("loader.ray.cpus_per_actor=2", True),
         ("loader/x=2", False),
         ("tracker=none", True),
         ("tracker=[tensorboard,mlflow]", True),

@@ -1,16 +1,13 @@
 """Slow samples: later batches are made meanwhile, within bounds, and all come in their order."""
 
-import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from torch.utils.data import Dataset
 
 from penstock.loading.fetch import Fetch
-from penstock.loading.memory import nbytes
+from penstock.loading.workers.executors import nbytes
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Sequential
@@ -19,17 +16,10 @@ from tests import toy
 SIZE = 1000  # bytes of a batch of the simulation
 
 
-def test_bytes_of_values():
-    tensor = torch.zeros(3, 4)
-    parts = [[tensor, np.zeros(5, np.int16)], ("é" * 9, 1, 2.5)]
-    value = {"x": tensor, "y": parts[0], "z": parts[1], "w": b"ab", "v": None}
-    objects = [value, *parts, *parts[1]]
-    assert nbytes(value) == 48 + 48 + 10 + 2 + sum(map(sys.getsizeof, objects))
-    nested = []
-    for _ in range(100_000):  # deeper than a function may call itself
-        nested = [nested]
-    assert nbytes(nested) > 100_000 * 56
-    assert nbytes(None) == 0
+def test_bytes_of_batches():
+    batch = toy.loader().fetch(toy.loader().plan.request(0, 0))
+    arrays = [value for value in batch.values() if hasattr(value, "nbytes")]
+    assert nbytes(batch) >= 1 + sum(array.nbytes for array in arrays) > 1
 
 
 class Blocked(Dataset):

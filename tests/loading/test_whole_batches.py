@@ -22,7 +22,6 @@ from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader, LoaderOptions
 from penstock.loading.whole import NotAtOnceError
-from penstock.loading.workers.worker import Worker
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
 from penstock.transforms import native_images
@@ -256,7 +255,7 @@ def test_the_board_tells_which_file_is_at_hand(root):
     assert seen == [(6, 7)]
 
 
-def test_a_worker_that_dies_in_c_is_reported_with_its_file(tmp_path, caplog, monkeypatch):
+def test_a_worker_that_dies_in_c_is_reported_with_its_file(tmp_path, caplog):
     small = np.random.default_rng(0).integers(0, 256, (60, 60, 3), np.uint8)
     (tmp_path / "a").mkdir()
     for number in range(8):
@@ -266,25 +265,20 @@ def test_a_worker_that_dies_in_c_is_reported_with_its_file(tmp_path, caplog, mon
         image.save(tmp_path / "a" / f"{number}.jpg", progressive=number == 5, quality=95)
     dataset = ImageFolder(str(tmp_path), "train", val_fraction=0.0, lazy=True)
     work = fetch(dataset, DecodeResize(64, reduce=False))
-    killed, workers, made = threading.Event(), [], Worker.__init__
-    monkeypatch.setattr(
-        Worker,
-        "__init__",
-        lambda self, *given, **more: made(workers.append(self) or self, *given, **more),
-    )
+    killed, plan = threading.Event(), Plan(Sequential(8), 8)
+    loader = Loader(plan, work, LoaderOptions("process", 1))
 
     def kill():
         while not killed.wait(0.002):
-            if workers and workers[0].status[2:] == (5, worker_status.TRANSFORM):
-                os.kill(workers[0].process.pid, signal.SIGKILL)
+            pool = loader.workers.executor
+            if pool and pool.statuses()[0][2:4] == (5, worker_status.TRANSFORM):
+                os.kill(loader.workers.pids()[0], signal.SIGKILL)
                 killed.set()
 
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        plan = Plan(Sequential(8), 8)
-        with Loader(plan, work, LoaderOptions("process", 1)) as loader:
-            (batch,) = loader.epoch(0)
+        (batch,) = loader.epoch(0)
     finally:
         was_killed = killed.is_set()
         killed.set()

@@ -54,7 +54,7 @@ def test_a_worker_that_dies_when_nobody_asks_is_counted():
     options = LoaderOptions("process", 2, persistent_workers=True)
     with toy.loader(options) as loader:
         toy.hashes(loader)
-        pids = loader._backend.pids()
+        pids = loader.workers.pids()
         os.kill(pids[0], signal.SIGKILL)
         assert deaths.until(lambda: deaths.is_gone(pids[0]))
     assert loader.deaths == 1

@@ -238,7 +238,7 @@ def _repeated(mask: Mask, table: Any, column: str, key: str) -> IntArray:
 
 _OF_A_ROW = frozenset({"path", "check", "about"})  # methods of one row
 
-_OF_ROWS = frozenset({"locality", "files_of", "fetch_batch"})  # of several
+_OF_ROWS = frozenset({"files_of", "fetch_batch"})  # of several
 
 _A_ROW_EACH = frozenset({"targets", "labels", "_labels", "samples", "imgs"})
 

@@ -184,10 +184,6 @@ class Packed(Dataset[dict[str, Any]]):
                 kinds[name] = _KINDS[field.type]
         return kinds
 
-    def locality(self, indices: IntArray) -> IntArray:
-        """A number for rows that lie side by side; there are no shards."""
-        return np.asarray(indices, dtype=np.int64) // _TOGETHER
-
     @property
     def metadata(self) -> pd.DataFrame | None:
         """The table of the dataset that was packed, a row a sample."""

@@ -159,10 +159,6 @@ class IndexedTars(FileDataset, Dataset[Sample]):
         """The archive of a row."""
         return self._shards.addresses[int(self._shards_of(self._rows.rows([row]))[0])]
 
-    def locality(self, indices: IntArray) -> IntArray:
-        """The archive of each row."""
-        return self._shards_of(self._rows.rows(indices))
-
     @property
     def remote_files(self) -> RemoteFiles | None:
         """The fetcher of the archives, if they are at an address."""

@@ -30,7 +30,6 @@ import numpy as np
 
 from penstock.addons.stores.stream_ahead import StreamPrefetcher
 from penstock.errors import PenstockError
-from penstock.loading.workers.backends import Asked
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.pool import start_method
 from penstock.order.address import Address
@@ -69,7 +68,7 @@ class ReadAhead:
         self._owner = os.getpid()
         self._news = (0, 0, 0)
 
-    def requests(self, epoch: int, step: int, requests: Iterator[Asked]) -> Iterator[Asked]:
+    def requests(self, epoch: int, step: int, requests: Iterator[Any]) -> Iterator[Any]:
         """`requests` from `step` on, noted as they are handed out."""
         self._news = epoch, step, step + self._window  # which are about to be handed out
         self._tell()

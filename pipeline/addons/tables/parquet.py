@@ -35,7 +35,6 @@ from penstock.datasets.reading.image import Reader
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Limits, Seed
-from penstock.files.paths import is_remote
 from penstock.order.keys import IntArray
 from penstock.terminal import watched
 
@@ -135,11 +134,6 @@ class Parquet(ArrowTable, Dataset[Sample]):
     def fetch_batch(self, indices: IntArray, in_place: bool = False) -> dict[str, Any]:
         """Rows as the fields of a batch, by a gather of each column; see `fetches_batches`."""
         return self.gathered(indices)
-
-    def locality(self, indices: IntArray) -> IntArray:
-        """The row group of each row, which an actor keeps; or its file, which a node fetches."""
-        groups, _ = self.locate(indices)
-        return self.files.of_groups(groups) if is_remote(self.files.name(0)) else groups
 
     @property
     def metadata(self) -> pd.DataFrame:

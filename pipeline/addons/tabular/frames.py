@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,6 @@ import numpy as np
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
-from penstock.loading.memory import limit as memory_limit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -438,12 +438,12 @@ def _check_names(name: str, names: Sequence[str], limits: Limits) -> None:
 
 
 def _check_memory(name: str, size: int) -> None:
-    """Refuse a table that would take more than half of the memory of this process."""
-    most, what = memory_limit()
-    if most and size > most // 2:
+    """Refuse a table that would take more than half of the memory of this machine."""
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > most // 2:
         raise DataError(
-            f"{name!r} takes {size / 2**30:.1f} GiB of memory or more, and half of {what} is "
-            f"{most / 2**31:.1f} GiB. Read fewer columns (dataset.columns), or larger tables "
+            f"{name!r} takes {size / 2**30:.1f} GiB of memory or more, and half of this machine's "
+            f"is {most / 2**31:.1f} GiB. Read fewer columns (dataset.columns), or larger tables "
             "row by row with dataset=parquet."
         )
 

@@ -201,10 +201,6 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         """The file of a row."""
         return str(self.files[int(self._file_of(np.array([index]))[0][0])])
 
-    def locality(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The number of the file of each row."""
-        return self._file_of(indices)[0]
-
     @property
     def remote_files(self) -> RemoteFiles | None:
         """The fetcher of the tokens, if it reads some of their files by blocks."""

@@ -11,7 +11,7 @@ from penstock.distributed import world
 from penstock.errors import ConfigError, Problem
 from penstock.terminal import say
 
-DEFAULT_TIMEOUT = 300.0
+DEFAULT_TIMEOUT = 120.0
 SLOW_MEMORY = 256 << 20
 _MOST_WORKERS = 16  # of `auto`
 _MOST_PER_CORE = 2  # more wait for a core, whatever they read
@@ -37,10 +37,7 @@ class LoaderOptions:
         batch_timeout: seconds without a batch, while one is waited for, after which the run ends,
             like torch's `timeout`; 0 waits for ever.
         generator: seed of the generator that worker seeds are drawn from; None derives it from the
-            run's. No batch depends on it unless `keyed` is False.
-        keyed: seed the generators for each sample. If False, draws are torch's: in this process
-            from the generators as they are, in worker processes from `generator` plus the worker's
-            number on.
+            run's. No batch depends on it.
         slow_memory: bytes of batches that may wait, beyond the window, behind a slow one.
         own: what else the backend takes, where an add-on brings it.
     """
@@ -56,7 +53,6 @@ class LoaderOptions:
     multiprocessing_context: str | None = None
     in_order: bool = True
     generator: int | None = None
-    keyed: bool = True
     max_deaths: int = 3
     slow_memory: int = SLOW_MEMORY
     own: object = None

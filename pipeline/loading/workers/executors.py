@@ -1,0 +1,404 @@
+"""Who works on requests, and how far ahead of the consumer.
+
+    submit(request) -> Task     hands a request to whoever is free; never waits
+    finished                    an Event, set whenever a task has its result
+    check()                     raises what keeps all results from coming
+    drop()                      forgets what nobody has begun
+    deaths                      how many workers died or hung, and were replaced
+    close()
+
+Executors are worker processes (pool.py), threads (below) and Ray's actors (addons/ray). All of
+them run the same fetch, so that none changes a batch. `Workers` is what a loader holds: it opens
+one of them for an epoch, and takes its results in order. Without workers it calls the fetch itself.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Any
+
+from torch.utils._pytree import tree_leaves
+
+from penstock.distributed.preemption import asked, waiting
+from penstock.errors import PenstockError
+from penstock.loading import worker_status
+from penstock.loading.bad_samples import path_of
+from penstock.loading.facts import own_row, sample_name
+from penstock.loading.worker_status import WorkerStatus
+from penstock.loading.workers.options import LoaderOptions
+from penstock.order.keys import hash64
+from penstock.order.plan import Request
+from penstock.order.seeding import scope
+from penstock.torch_internals import ExceptionWrapper
+
+POLL = 0.2  # seconds between two looks at workers that report nothing
+_MOST = 8  # batches beyond the normal window, for each worker
+_SHRINK = 64  # batches after which the window is one smaller
+_MOST_LISTED = 32  # samples of a batch in a message
+
+
+class WorkerError(PenstockError):
+    """Workers died again and again on one batch, or a thread hangs.
+
+    Attributes:
+        pid: of the process that died last, if one did.
+    """
+
+    pid: int | None = None
+
+
+@dataclass
+class Failure:
+    """Stands where a batch should have been."""
+
+    request: Any
+    error: Exception
+
+
+class Task:
+    """A request that was handed over.
+
+    Attributes:
+        result: None until it is there: a batch, End, Failure, or an error to raise.
+        deaths: of the workers that had it.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self.request, self.deaths = request, 0
+        self.result: Any = None
+
+    def take(self) -> Any:
+        """The result, which belongs to its consumer alone; raises an unexpected error."""
+        result, self.result = self.result, None
+        if isinstance(result, ExceptionWrapper):
+            result.reraise()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+
+class Silence:
+    """How long a worker has given no sign of life; time in which nobody looked does not count."""
+
+    def __init__(self) -> None:
+        self._seen: Any = None
+        self._seconds, self._looked = 0.0, time.monotonic()
+
+    def look(self, seen: Any, is_busy: bool) -> float:
+        """Seconds for which a worker that is busy has shown `seen`, as far as this was called."""
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, 2 * POLL), now
+        self._seconds = self._seconds + passed if is_busy and seen == self._seen else 0.0
+        self._seen = seen
+        return self._seconds
+
+
+def attempt(fetch: Callable[[Any], Any], request: Any) -> Any:
+    """The batch of `request`, or the error in its place."""
+    address = request.epoch, request.step
+    worker_status.report(worker_status.WHOLE, worker_status.READ, address)
+    try:
+        return fetch(request)
+    except PenstockError as error:
+        # Without its cause and traceback it can cross to another process.
+        return Failure(request, error.with_traceback(None))
+    finally:
+        worker_status.report(worker_status.WHOLE, worker_status.IDLE)
+
+
+def results(executor: Any, requests: Iterator[Any], options: LoaderOptions) -> Iterator[Any]:
+    """Results of `requests`, of which a window is handed over at once.
+
+    The window is workers times `prefetch_factor`, as torch's. While a batch with a slow sample is
+    waited for, those behind it get ready, and the workers would have nothing to do: then it grows,
+    within `slow_memory`, so that the next slow one begins earlier. It shrinks again slowly.
+    """
+    window = options.num_workers * options.ahead
+    pending = deque(map(executor.submit, islice(requests, window)))
+    return _taken(executor, pending, requests, options, window)
+
+
+def _taken(
+    executor: Any,
+    pending: deque[Task],
+    requests: Iterator[Any],
+    options: LoaderOptions,
+    window: int,
+) -> Iterator[Any]:
+    limit, normal, delivered, since = options.batch_timeout, window, 0, time.monotonic()
+    while pending:
+        executor.finished.clear()
+        there = [task for task in pending if task.result is not None]
+        if there and (there[0] is pending[0] or not options.in_order):
+            pending.remove(there[0])
+            delivered += 1
+            window -= window > normal and delivered % _SHRINK == 0
+            pending.extend(map(executor.submit, islice(requests, max(window - len(pending), 0))))
+            yield there.pop(0).take()
+            since = time.monotonic()
+            continue
+        beyond = window + 1 - normal
+        if (
+            there
+            and options.in_order
+            and len(pending) - len(there) <= options.num_workers
+            and beyond <= _MOST * options.num_workers
+            and 0 < beyond * max(map(nbytes, there)) <= options.slow_memory
+        ):
+            window += 1
+            pending.extend(map(executor.submit, islice(requests, 1)))
+        with waiting():
+            is_there = executor.finished.wait(min(limit or POLL, POLL))
+        if is_there:
+            since = time.monotonic()
+        elif limit and time.monotonic() - since >= limit:
+            raise RuntimeError(f"DataLoader timed out after {limit} seconds")  # torch's words
+        executor.check()
+
+
+def nbytes(result: Any) -> int:
+    """Bytes of the tensors and arrays of a batch, and one more."""
+    leaves = tree_leaves(getattr(result, "value", result))  # of a DataLoader's results
+    return 1 + sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
+
+
+def report_of(
+    who: str, how: str, status: WorkerStatus, request: Any, dataset: Any, stack: str, hint: str = ""
+) -> str:
+    """What is said of a worker that died or hangs, without an end of line.
+
+    Args:
+        who: which worker, with its pid where it has one.
+        how: what happened to it, as the end of a sentence about it.
+        status: where it stood last.
+        request: that it had, if any.
+        stack: most recent call first; what lies below our own code that calls the fetch is cut off.
+        hint: what else is known.
+    """
+    rows = [] if request is None else _rows(request)
+    names = [_name(row, dataset) for row in rows[:_MOST_LISTED]]
+    where = worker_status.STAGES[status.stage]
+    if status.works:
+        where = f"at stage '{where}' of epoch {status.epoch}, step {status.step}"
+        if 0 <= status.place < len(rows):
+            where += f", sample {_name(rows[status.place], dataset, '{} ({})')}"
+            where += f", {status.place + 1} of {len(rows)}"
+    lines = [f"{who} {how}", f"    it was {where}"]
+    if request is not None:
+        more = f" and {len(rows) - _MOST_LISTED} more" if len(rows) > _MOST_LISTED else ""
+        samples = f": samples {', '.join(names)}{more}" if rows else " of a stream"
+        lines.append(f"    it held epoch {request.epoch}, step {request.step}{samples}")
+    lines += [f"    {hint}"] if hint else []
+    of_work = [*takewhile(lambda line: "loading/workers/" not in line, stack.splitlines())]
+    lines += ["    its stack:", *(f"      {line}" for line in of_work)] if of_work else []
+    return "\n".join(lines)
+
+
+def _name(row: Any, dataset: Any, form: str = "{} {}") -> str:
+    """A sample's number, with its path where the dataset knows one."""
+    name, path = sample_name(row, own_row(dataset, row)), path_of(dataset, row)
+    return form.format(name, path) if path else name
+
+
+def _rows(request: Any) -> list[int]:
+    """Indices of its samples, or a sampler's keys that are such; none of a stream."""
+    if isinstance(request, Request):
+        return request.indices.tolist()
+    keys = getattr(request, "keys", None)
+    listed: list[Any] = list(keys) if isinstance(keys, (list, tuple)) else [keys]
+    return listed if all(type(key) is int for key in listed) else []
+
+
+def by_exit_code(code: int) -> tuple[str, str]:
+    """An exit code of multiprocessing in words, and a hint on it."""
+    if code >= 0:
+        return f"exited unexpectedly with code {code}", ""
+    name = ""
+    with suppress(ValueError):
+        name = f" ({signal.Signals(-code).name})"
+    hints = {
+        signal.SIGKILL: "SIGKILL leaves no stack behind; the system also sends it when memory runs "
+        "out (dmesg tells)",
+        signal.SIGBUS: "SIGBUS also comes when shared memory or a mapped file runs out of space",
+    }
+    return f"was killed by signal {-code}{name}", hints.get(signal.Signals(-code), "")
+
+
+class Workers:
+    """The executor of a loader: opened with an epoch, and kept for the next one if persistent.
+
+    Args:
+        fetch: request to batch.
+        pin: executors that can put batches into page-locked memory shall do it.
+
+    Raises:
+        ConfigError: names the parts that cannot be sent to workers.
+    """
+
+    def __init__(self, fetch: Any, options: LoaderOptions, pin: bool = False) -> None:
+        self._fetch, self._options, self._pin = fetch, options, pin
+        self.executor: Any = None
+        self._deaths = self._opened = 0
+        self.in_main = options.backend == "main" or options.num_workers == 0
+        self.pins = not self.in_main and options.backend == "process"
+        if self.pins:
+            from penstock.loading.workers import pool
+
+            pool.refuse_unsendable(fetch, options)
+
+    @property
+    def deaths(self) -> int:
+        """Workers that died or hung, and were replaced."""
+        return self._deaths + (self.executor.deaths if self.executor else 0)
+
+    def pids(self) -> list[int]:
+        """Of the worker processes that are there."""
+        return [process.pid for process in self.processes() if process.is_alive()]
+
+    def processes(self) -> list[Any]:
+        """The worker processes, as multiprocessing has them."""
+        return list(getattr(self.executor, "processes", list)())
+
+    @contextmanager
+    def run(self, requests: Iterator[Any]) -> Iterator[Iterator[Any]]:
+        """Results of `requests`; leaving the context drops what was not taken."""
+        if self.in_main:
+            yield map(self._work, requests)
+            return
+        if self.executor is None:
+            self.executor = self._open()
+        try:
+            yield results(self.executor, requests, self._options)
+        finally:
+            self.close() if not self._options.persistent_workers else self.executor.drop()
+
+    def _work(self, request: Any) -> Any:
+        # The training loop draws from the same generators.
+        with nullcontext() if self._fetch.draws_nothing else scope(), waiting():
+            return attempt(self._fetch, request)
+
+    def _open(self) -> Any:
+        """An executor; its modules alone are imported."""
+        seed, self._opened = self._options.generator, self._opened + 1
+        seed = hash64(self._fetch.seed if seed is None else seed, "workers", self._opened) >> 1
+        if self._options.backend == "thread":
+            return Threads(self._fetch, self._options)
+        if self._options.backend == "process":
+            from penstock.loading.workers.pool import Pool
+
+            return Pool(self._fetch, self._options, seed, self._pin)
+        from penstock.addons.ray.actors import Actors
+
+        return Actors(self._fetch, self._options, seed)
+
+    def close(self) -> None:
+        """End the workers that were kept."""
+        executor, self.executor = self.executor, None
+        if executor is not None:
+            executor.close()
+            self._deaths += executor.deaths
+
+    def __del__(self) -> None:
+        if getattr(self, "executor", None) is not None:
+            self.close()
+
+
+class Threads:
+    """Threads of this process, as an executor; requests are begun in the order in which they come.
+
+    One that hangs cannot be killed: the run ends with its stack and the request that it had. They
+    are daemons, so that none keeps the program from ending.
+    """
+
+    deaths = 0
+
+    def __init__(self, fetch: Any, options: LoaderOptions) -> None:
+        self._fetch, self._limit = fetch, options.limit
+        self.finished = threading.Event()
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._first = threading.Lock()
+        self._hangs = False
+        self._threads = [_Thread(number, self) for number in range(options.num_workers)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, request: Any) -> Task:
+        task = Task(request)
+        self._tasks.put(task)
+        return task
+
+    def work(self, thread: _Thread) -> None:
+        """Work on one task after another, in that thread."""
+        while (task := self._tasks.get()) is not None:
+            # The first batch, made alone, shows whether data code draws from what threads share.
+            with self._first if not self._fetch.draws_nothing else thread.alone:
+                thread.task = task
+                is_known = self._fetch.draws_nothing
+                make = self._fetch if is_known else self._fetch.first_of_threads
+                try:
+                    task.result = attempt(make, task.request)
+                except BaseException as error:
+                    task.result = error
+            thread.task = None
+            del task  # a batch is its consumer's alone
+            self.finished.set()
+
+    def check(self) -> None:
+        """Raise WorkerError if a thread has given no sign of life for `loader.timeout`."""
+        for thread in self._threads:
+            task, status = thread.task, worker_status.read(thread.cell)
+            silent = thread.silence.look((id(task), status), task is not None)
+            if self._limit and silent >= self._limit and task is not None:
+                self._hangs = True
+                frames = traceback.extract_stack(sys._current_frames()[thread.ident or 0])
+                stack = "".join(reversed(traceback.format_list(frames)))
+                how = f"gave no sign of life for {self._limit:g} s (loader.timeout)"
+                who, data = f"loader thread {thread.name}", self._fetch.dataset
+                text = report_of(who, how, status, task.request, data, stack)
+                raise WorkerError(
+                    f"{text}\n    threads cannot be ended and replaced; loader.backend=process can"
+                )
+
+    def drop(self) -> None:
+        """Forget the requests that nobody has begun."""
+        with suppress(queue.Empty):
+            while True:
+                self._tasks.get_nowait()
+
+    def close(self) -> None:
+        """Wait for what was begun, unless it hangs or the run is to stop."""
+        self.drop()
+        for _ in self._threads:
+            self._tasks.put(None)
+        for thread in self._threads:
+            while thread.is_alive() and not self._hangs and not asked():
+                thread.join(POLL)
+                with suppress(WorkerError):
+                    self.check()
+
+
+class _Thread(threading.Thread):
+    """One of them, with the task that it has and the cell that says where it stands."""
+
+    def __init__(self, number: int, threads: Threads) -> None:
+        super().__init__(name=f"penstock-loader-{number}", daemon=True)
+        self._of, self.alone = threads, threading.Lock()
+        self.task: Task | None = None
+        self.cell = memoryview(array("q", bytes(8 * worker_status.FIELDS)))
+        self.silence = Silence()
+        worker_status.clear(self.cell)
+
+    def run(self) -> None:
+        worker_status.use(self.cell)
+        self._of.work(self)
