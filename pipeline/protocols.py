@@ -71,8 +71,7 @@ class OwnLoss(Protocol):
 class Collate(Protocol):
     """Samples to the fields of a batch: any callable that gives a dict, or a tuple with `fields`.
 
-    An optional `order(samples) -> places` gives the order of the rows in the batch. Where the
-    sampler packs rows into blocks, it is called with a second argument: `Request.parts`.
+    Where the sampler packs rows into blocks, it is called with a second argument: `Request.parts`.
     """
 
     def __call__(self, samples: list[Any], /) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@
     map_descriptor, descriptor_and_size   the memory behind a descriptor, and the reverse
     scale                           multiplies tensors by a number in place, in one call
     register_pytree_node            lets `tree_map` look into a class
+    tree_map_only                   changes the tensors in anything nested
 
 Tested with torch 2.15. With a torch that lacks one of them, importing this file says which.
 """
@@ -22,6 +23,7 @@ import torch
 try:
     from torch._utils import ExceptionWrapper as ExceptionWrapper
     from torch.utils._pytree import register_pytree_node as register_pytree_node
+    from torch.utils._pytree import tree_map_only as tree_map_only
     from torch.utils.data._utils import worker as _worker
     from torch.utils.data._utils.pin_memory import pin_memory as pin_memory
 

@@ -4,7 +4,6 @@ A test copies this file into a folder of its own, as the package `people`, which
 """
 
 from collections import namedtuple
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,12 +11,6 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 
 ROWS = 24
 Point = namedtuple("Point", "input label")
-
-
-@dataclass
-class Record:
-    input: torch.Tensor
-    label: int
 
 
 def x_of(row):
@@ -71,11 +64,6 @@ class Lists(Rows):
 class Named(Rows):
     def sample(self, row):
         return Point(x_of(row), row % 3)
-
-
-class Recorded(Rows):
-    def sample(self, row):
-        return Record(x_of(row), row % 3)
 
 
 class Two(Rows):

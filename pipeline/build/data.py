@@ -20,7 +20,7 @@ from penstock.config.targets import FACTS, SAME_FACTS, arguments, called, make, 
 from penstock.distributed.world import World, from_environment
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import DEFAULT
-from penstock.loading.bad_samples import Budget, epoch_length
+from penstock.loading.bad_samples import Budget
 from penstock.loading.collate import List, Single
 from penstock.loading.compose import Views
 from penstock.loading.facts import SomeRows, classes_of, facts_of, table_for, tokenizer_of
@@ -388,8 +388,8 @@ class Split:
         if target.__module__.startswith("penstock."):
             return made
         fields = self.data.fields
-        names = config.data.batch_fields or fields.given
-        return OwnCollate(made, Fields(names, fields.usual), one=config.batch.size is None)
+        names = Fields(config.data.batch_fields, fields.given or fields.usual)
+        return OwnCollate(made, names, one=config.batch.size is None)
 
     def fetch(self, hashed: bool = False, whole: bool = True) -> Fetch:
         """Request to batch.
@@ -477,9 +477,9 @@ class Split:
     @property
     def budget(self) -> Budget:
         """How much of the split may be left out."""
-        return Budget(
-            self.config.bad_samples.budget, self.name, epoch_length(self.plan, self.dataset)
-        )
+        sampler, rows = self.plan.sampler, length_of(self.dataset)
+        length = sampler.size if isinstance(sampler, Order) else lambda epoch: rows
+        return Budget(self.config.bad_samples.budget, self.name, length)
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:

@@ -21,8 +21,10 @@ import errno
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -32,7 +34,7 @@ from penstock.errors import ConfigError, DataError, PenstockError, UnreachableEr
 from penstock.loading.facts import sample_name
 from penstock.order.keys import hash64
 from penstock.order.permutation import Permutation
-from penstock.order.plan import Plan, Request, StreamPlan
+from penstock.order.plan import Request
 from penstock.order.samplers import BatchStrategy, Order
 
 OnError = Literal["raise", "substitute", "skip"]
@@ -42,8 +44,11 @@ ATTEMPTS = 10  # rows that are read instead of a bad one, at most
 
 _CONTENT = (DataError, OSError, EOFError, UnicodeError)
 _WHILE_READING = (ValueError, RuntimeError, SyntaxError)
-_CODE = (NotImplementedError, RecursionError)
-_MACHINE = (torch.OutOfMemoryError, ConnectionError, TimeoutError, ChildProcessError)
+# Errors of these kinds that are the code's or the machine's.
+_NEVER = (
+    UnreachableError, NotImplementedError, RecursionError, torch.OutOfMemoryError, ConnectionError,
+    TimeoutError, ChildProcessError,
+)  # fmt: skip
 _MACHINE_CODES = {
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.ENOBUFS,
     errno.ENODEV,
@@ -56,6 +61,8 @@ _DECODERS = {
 }  # fmt: skip
 
 _WAY_OUT = "\nbad_samples.on_error=skip or substitute leaves such samples out; task=check lists all"
+_NAMED = 5  # samples that a message names
+_UNKNOWN_LENGTH = 10  # samples of a stream of unknown length that a share always allows
 
 
 class SampleError(PenstockError):
@@ -68,10 +75,6 @@ class BadSampleError(Exception):
     def __init__(self, cause: str, known: bool = False) -> None:
         super().__init__(cause)
         self.cause, self.known = cause, known
-
-    def kept(self) -> BadSampleError:
-        """The same without its traceback, whose frames hold all that was read of the sample."""
-        return BadSampleError(self.cause, self.known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,6 @@ class LeftOut:
     step: int
     path: str
     cause: str
-    action: OnError
     known: bool = False
     row: int | None = None
 
@@ -121,11 +123,6 @@ class BadSamples:
     known: Mapping[int, str] = field(default_factory=dict)
     way_out: str = _WAY_OUT
 
-    @property
-    def action(self) -> OnError:
-        """Of a sample that is left out."""
-        return "substitute" if self.on_error == "substitute" else "skip"
-
 
 RAISE = BadSamples()
 
@@ -153,15 +150,14 @@ class FromOrder:
         sampler, epoch, position = self.sampler, request.epoch, int(request.positions[slot])
         key, size = hash64(self.seed, "substitute", epoch, position), sampler.size(epoch)
         if not isinstance(sampler, BatchStrategy):
-            for other in Permutation(size, key)(np.arange(min(ATTEMPTS, size))).tolist():
-                yield int(sampler.indices(epoch, other, other + 1)[0])
+            others = Permutation(size, key)(np.arange(min(ATTEMPTS, size))).tolist()
+            yield from (int(sampler.indices(epoch, other, other + 1)[0]) for other in others)
             return
         positions, rows = sampler.batch(*request.address)
-        own = int(np.flatnonzero(positions == position)[0])
-        places = Permutation(len(rows), key)(np.arange(len(rows)))
-        others = [place for place in places.tolist() if rows[place] != rows[own]]
-        if sampler.group:
-            others.sort(key=lambda place: place // sampler.group != own // sampler.group)
+        own, group = int(np.flatnonzero(positions == position)[0]), sampler.group or len(rows)
+        places = Permutation(len(rows), key)(np.arange(len(rows))).tolist()
+        others = [place for place in places if rows[place] != rows[own]]
+        others.sort(key=lambda place: place // group != own // group)
         others = others[: ATTEMPTS // 2]  # all of a batch may be bad
         yield from (int(rows[place]) for place in others)
         for attempt in range(len(others), ATTEMPTS):
@@ -171,29 +167,15 @@ class FromOrder:
 
 def is_bad(error: Exception, stage: Stage) -> bool:
     """Whether `error` is about the sample, and not about the code or the machine."""
-    if isinstance(error, _CODE + _MACHINE) or _wants_memory(error):
+    of_machine = isinstance(error, OSError) and error.errno in _MACHINE_CODES
+    if of_machine or isinstance(error, _NEVER) or "can't allocate memory" in str(error):
         return False
-    if isinstance(error, PenstockError):
-        return isinstance(error, DataError) and not isinstance(error, UnreachableError)
-    if isinstance(error, OSError) and error.errno in _MACHINE_CODES:
-        return False
-    return (stage == "read" and isinstance(error, _WHILE_READING)) or _is_content(error)
-
-
-def _wants_memory(error: Exception) -> bool:
-    """Whether this process ran out of memory."""
-    of_torch = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return of_torch or isinstance(error, MemoryError)
+    return _is_content(error) or (stage == "read" and isinstance(error, _WHILE_READING))
 
 
 def _is_content(error: Exception) -> bool:
-    """Whether only a sample's content can have raised `error`."""
-    if isinstance(error, _CONTENT) or type(error).__module__.split(".")[0] in _DECODERS:
-        return True
-    # torchvision's decoders raise a plain RuntimeError.
-    frames = traceback.walk_tb(error.__traceback__)
-    names = (frame.f_globals.get("__name__", "") for frame, _ in frames)
-    return isinstance(error, RuntimeError) and any(n.startswith("torchvision.io") for n in names)
+    """Whether only a sample's content can have raised `error`, as a rule."""
+    return isinstance(error, _CONTENT) or type(error).__module__.split(".")[0] in _DECODERS
 
 
 def explained(
@@ -212,55 +194,37 @@ def explained(
         own: the dataset's own row, see `LeftOut.row`.
         way_out: see `BadSamples`.
     """
-    row, position = sample_name(int(request.indices[slot]), own), int(request.positions[slot])
-    where = f"sample {row} (epoch {request.epoch}, step {request.step}, position {position})"
-    where += f" {path}" if path and path not in str(error) else ""
-    way_out = way_out if on_error == "raise" and is_bad(error, stage) else ""
+    index, position = int(request.indices[slot]), int(request.positions[slot])
+    sample = partial(LeftOut, index, position, *request.address, path, row=own)
     if isinstance(error, ConfigError) and stage == "transform":
         return error
-    if isinstance(error, DataError):
-        return DataError(f"{where}: {error}{way_out}")
-    if stage != "collate" and not isinstance(error, PenstockError) and _is_content(error):
-        return DataError(f"{where}: {type(error).__name__}: {error}{way_out}")
-    hint = ""
-    if _wants_memory(error):
-        hint = (
-            "This process may have no more memory (of the machine, or ulimit -v). The sample "
-            "is not to blame, and is never left out for it. Fewer workers, a smaller batch or "
-            "loader.prefetch_factor=1 need less.\n"
-        )
-    elif on_error != "raise":
-        hint = (
-            f"bad_samples.on_error={on_error} leaves out samples that cannot be read; an error of "
-            "this kind is taken for a mistake in code. If the sample is to blame, raise a "
-            "penstock.errors.DataError instead.\n"
-        )
-    notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-    lines = "".join(traceback.format_exception(error))
-    return SampleError(
-        f"{where}: {stage} failed{notes} with {type(error).__name__}: {error}\n{hint}{lines}"
+    if isinstance(error, DataError) or (stage != "collate" and _is_content(error)):
+        can_leave_out = on_error == "raise" and stage != "collate" and is_bad(error, stage)
+        name = "" if isinstance(error, DataError) else f"{type(error).__name__}: "
+        return DataError(str(sample(f"{name}{error}{way_out if can_leave_out else ''}")))
+    hint = (
+        f"bad_samples.on_error={on_error} leaves out samples that cannot be read; an error of this "
+        "kind is taken for a mistake in code, or a lack of memory. If the sample is to blame, "
+        "raise a penstock.errors.DataError instead.\n"
     )
+    notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+    failed = f"{stage} failed{notes} with {type(error).__name__}: {error}\n"
+    lines = "".join(traceback.format_exception(error))
+    return SampleError(str(sample(failed + hint * (on_error != "raise") + lines)))
 
 
 def in_one_line(error: Exception) -> str:
     """The error for tables: at most 300 characters."""
-    text = " ".join(str(error).split())
-    text = text if isinstance(error, DataError) else f"{type(error).__name__}: {text}"
-    return text if len(text) <= 300 else text[:297] + "..."
+    name = "" if isinstance(error, DataError) else f"{type(error).__name__}: "
+    return f"{name}{' '.join(str(error).split())}"[:300]
 
 
 def path_of(dataset: Any, row: int) -> str:
     """The file of a sample, or "" if the dataset does not know it; never fails."""
-    try:
-        if callable(getattr(dataset, "path", None)):
-            return str(dataset.path(row))
-        return str(dataset.metadata["path"].iloc[row])
-    except Exception:
-        return ""
-
-
-_NAMED = 5  # samples that a message names
-_UNKNOWN_LENGTH = 10  # samples of a stream of unknown length that a share always allows
+    with suppress(Exception):
+        path = getattr(dataset, "path", None)
+        return str(path(row) if callable(path) else dataset.metadata["path"].iloc[row])
+    return ""
 
 
 class Budget:
@@ -289,26 +253,16 @@ class Budget:
         """
         self._seen += samples
         self._left_out += [sample for sample in left_out if not sample.known]
-        length, count = self._length(self._epoch), len(self._left_out)
-        allowed = self.limit
+        length, count, allowed = self._length(self._epoch), len(self._left_out), self.limit
+        total = self._seen if length is None else length
         if isinstance(allowed, float):
-            share = math.ceil(allowed * (self._seen if length is None else length))
-            allowed = max(_UNKNOWN_LENGTH, share) if length is None else share
+            allowed = max(math.ceil(allowed * total), _UNKNOWN_LENGTH if length is None else 1)
         if count > allowed:
-            of = f"{self._seen} so far" if length is None else str(length)
+            so_far = " so far" if length is None else ""
             named = "".join(f"\n  {sample}" for sample in self._left_out[:_NAMED])
-            more = f"\n  and {count - _NAMED} more" if count > _NAMED else ""
             raise DataError(
                 f"{count} bad samples in epoch {self._epoch} of the {self._split} split "
-                f"({of} samples), and bad_samples.budget={self.limit} allows {allowed}:"
-                f"{named}{more}\nRepair or remove them (task=check lists all that is wrong), or "
-                "raise bad_samples.budget"
+                f"({total}{so_far} samples), and bad_samples.budget={self.limit} allows {allowed}:"
+                f"{named}\nRepair or remove them (task=check lists all that is wrong), or raise "
+                "bad_samples.budget"
             )
-
-
-def epoch_length(plan: Plan | StreamPlan, dataset: Any) -> Callable[[int], int | None]:
-    """Samples in an epoch, by its number, as a `Budget` wants it."""
-    if isinstance(plan, StreamPlan):
-        return lambda epoch: plan.length
-    sampler = plan.sampler
-    return sampler.size if isinstance(sampler, Order) else lambda epoch: len(dataset)

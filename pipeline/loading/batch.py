@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,13 @@ from penstock.loading.bad_samples import LeftOut
 from penstock.loading.stage_timer import StageTrace
 from penstock.order.keys import IntArray
 from penstock.order.plan import Request
-from penstock.torch_internals import register_pytree_node
+from penstock.torch_internals import register_pytree_node, tree_map_only
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Batch(dict[str, Any]):
     """The fields of one share, batched, and where they come from.
 
-    Batch transforms may replace fields. Attributes are read-only; `replace` makes a batch with
-    others.
+    Batch transforms may replace fields; `replace` makes a batch with other attributes.
 
     A batch can also be made of its fields alone, as a dict is: `type(batch)({name: ...})` is how
     transformers, accelerate and torch rebuild mappings to move or convert their tensors. Such a
@@ -29,14 +27,11 @@ class Batch(dict[str, Any]):
 
     Args:
         fields: values by name, or pairs of them.
-        request: where they come from.
-        order: the place in `request` of each row, int64[B]; as dealt out when None.
 
     Attributes:
         request: the address, positions and indices that were asked for; without those of samples
             that were left out, and with the indices of rows that stand in for others.
-        positions, indices: of each row of the batch, int64[B]. They differ from the request's in
-            order only, and only if the collate function sorts.
+        positions, indices: of each row of the batch, those of the request: int64[B].
         places: of each row among those of the share as it was dealt out, int64[B].
         valid: bool[B], False in rows that are padding; None if there are none.
         kinds: what the fields are to transforms of batches, as `kinds_of` tells; collating takes
@@ -48,34 +43,31 @@ class Batch(dict[str, Any]):
         warnings: messages to log, by kind; one of each kind is enough.
     """
 
-    fields: InitVar[Mapping[str, Any] | Iterable[tuple[str, Any]]] = ()
-    request: Request = None  # type: ignore[assignment]  # only in a batch of fields alone
-    order: InitVar[IntArray | None] = None
-    places: IntArray = None  # type: ignore[assignment]  # by default the order
-    kinds: Mapping[str, str] = field(default_factory=dict)
-    timing: Mapping[str, float] = field(default_factory=dict)
-    trace: StageTrace | None = None
-    hashes: Sequence[bytes] | None = None
-    left_out: tuple[LeftOut, ...] = ()
-    warnings: Mapping[str, str] = field(default_factory=dict)
-    positions: IntArray = field(init=False)
-    indices: IntArray = field(init=False)
-    valid: torch.Tensor | None = field(init=False)
-
-    def __post_init__(
-        self, fields: Mapping[str, object] | Iterable[tuple[str, object]], order: IntArray | None
+    def __init__(
+        self,
+        fields: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
+        request: Request | None = None,
+        places: IntArray | None = None,
+        kinds: Mapping[str, str] | None = None,
+        timing: Mapping[str, float] | None = None,
+        trace: StageTrace | None = None,
+        hashes: Sequence[bytes] | None = None,
+        left_out: tuple[LeftOut, ...] = (),
+        warnings: Mapping[str, str] | None = None,
     ) -> None:
-        self.update(fields)
-        request, rows = self.request, dict.fromkeys(("positions", "indices", "valid"))
+        super().__init__(fields)
+        self.trace, self.hashes, self.left_out = trace, hashes, left_out
+        self.kinds, self.timing, self.warnings = kinds or {}, timing or {}, warnings or {}
+        self.request: Any = request
+        self.positions: IntArray = getattr(request, "positions", None)
+        self.indices: IntArray = getattr(request, "indices", None)
+        self.places: Any = places
+        self.valid: torch.Tensor | None = None
         if request is not None:
-            order = np.arange(len(request)) if order is None else order
+            rows = np.arange(len(request))
+            self.places = rows if places is None else places
             padded = request.valid < len(request)
-            rows = {
-                "positions": request.positions[order],
-                "indices": request.indices[order],
-                "valid": torch.from_numpy(order < request.valid) if padded else None,
-            }
-        self.__dict__.update(rows, places=order if self.places is None else self.places)
+            self.valid = torch.from_numpy(rows < request.valid) if padded else None
 
     def replace(self, fields: Mapping[str, Any] | None = None, **attributes: Any) -> Batch:
         """A batch with other fields or attributes; tensors are shared."""
@@ -98,22 +90,7 @@ class Batch(dict[str, Any]):
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """A batch with each tensor changed, also inside of dicts and lists."""
-        return self.replace({name: _map(value, change) for name, value in self.items()})
-
-
-def _map(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> object:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: _map(item, change) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_map(item, change) for item in value]
-    return value
-
-
-# It is a mapping to everybody else. torch's FSDP and Lightning ask for dataclasses first, and would
-# make a new batch of its attributes, without its fields.
-del Batch.__dataclass_fields__
+        return tree_map_only(torch.Tensor, change, self)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

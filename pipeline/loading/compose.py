@@ -7,6 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from penstock.errors import ConfigError, Problem
+from penstock.loading.collate import kinds_of
 from penstock.order.keys import begin_sample, hash64, key_at_hand
 
 
@@ -26,27 +27,15 @@ class Compose:
             try:
                 sample = step(sample)
             except Exception as error:
-                kind = type(step)
-                is_for_pictures = kind.__module__.startswith("torchvision.transforms.")
-                if is_for_pictures and isinstance(sample, Mapping) and not _pictures(sample):
+                if type(step).__module__.startswith("torchvision.") and not kinds_of(sample):
                     reason = (
-                        f"the step {name!r} ({kind.__name__}) is for pictures, and a sample has "
-                        f"none: {', '.join(sample)}. Choose another transform, e.g. transform=none"
+                        f"the step {name!r} ({type(step).__name__}) is for pictures, and a sample "
+                        f"has none: {', '.join(sample)}. Choose another, e.g. transform=none"
                     )
                     raise ConfigError(Problem("transform", reason)) from error
                 error.add_note(f"in the transform {name!r}")
                 raise
         return sample
-
-
-def _pictures(sample: Mapping[str, Any]) -> list[str]:
-    """The fields that hold pictures, or what belongs to them, of torchvision or Pillow."""
-    packages = ("torchvision.tv_tensors", "PIL.")
-    return [
-        name
-        for name, value in sample.items()
-        if any(kind.__module__.startswith(packages) for kind in type(value).__mro__)
-    ]
 
 
 class Views(Compose):
@@ -66,18 +55,18 @@ class Views(Compose):
         self.views = views
 
     def __call__(self, sample: Any) -> Any:
-        key, spare = key_at_hand(), [deepcopy(sample) for _ in range(self.views - 1)]
+        key, copies = key_at_hand(), [deepcopy(sample) for _ in range(self.views - 1)]
         result = dict(super().__call__(sample))
         fields = [name for name, value in result.items() if hasattr(value, "ndim")]
-        for number, copied in enumerate(spare, start=2):
+        for number, copied in enumerate(copies, start=2):
             # Generators go on from the view before; what is derived from the key has another one.
             begin_sample(hash64(key, "view", number))
             view = super().__call__(copied)
-            for name in fields:
-                if f"{name}_{number}" in result:
-                    reason = f"a sample has a field {name}_{number} already; rename it"
-                    raise ConfigError(Problem("transform.views", reason))
-                result[f"{name}_{number}"] = view[name]
+            added = {f"{name}_{number}": view[name] for name in fields}
+            for name in added.keys() & result.keys():
+                reason = f"a sample has a field {name} already; rename it"
+                raise ConfigError(Problem("transform.views", reason))
+            result |= added
         begin_sample(key)
         return result
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:  # importing it takes seconds, and bytes do without
-    from torchvision import tv_tensors
 
 # What this process's readers have lost of files, by kind, with a file that shows it: `Fetch` adds
 # them to the warnings of batches.
@@ -29,17 +26,18 @@ class EncodedImage:
 
     Attributes:
         name: its path or address, for messages.
-        decoder: content, name -> uint8 [3, H, W], upright. Raises DataError over a bad file.
+        decoder: content, name -> torchvision's Image, uint8 [3, H, W], upright. Raises DataError
+            over a bad file.
         most_pixels: `limits.pixels`; code that decodes without `decoder` refuses a header that
             claims more.
     """
 
     content: bytes
     name: str
-    decoder: Callable[[bytes, str], tv_tensors.Image]
+    decoder: Callable[[bytes, str], Any]
     most_pixels: int
 
-    def decode(self) -> tv_tensors.Image:
+    def decode(self) -> Any:
         """All of its pixels: uint8 [3, H, W], upright."""
         return self.decoder(self.content, self.name)
 
@@ -58,8 +56,3 @@ class StoredPictures:
     heights: npt.NDArray[np.int64]
     widths: npt.NDArray[np.int64]
     channels: npt.NDArray[np.int64]
-
-    @classmethod
-    def of(cls, picture: npt.NDArray[np.uint8]) -> StoredPictures:
-        """One picture, contiguous [H, W, C]."""
-        return cls(picture, np.zeros(1, np.int64), *np.array(picture.shape)[:, None])

@@ -15,8 +15,7 @@ known:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,11 +24,12 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from penstock.errors import DataError
-from penstock.loading.fields import Fields
+from penstock.loading.fields import NAMELESS, Fields
+from penstock.order.keys import IntArray
 from penstock.order.plan import length_of
 from penstock.terminal import watched
 
-_LABELS = ("targets", "labels", "_labels")
+KEPT = " kept="  # in a fingerprint: the dataset's own stands before it
 Columns = dict[str, npt.NDArray[Any]]
 
 
@@ -40,31 +40,17 @@ class SomeRows(ABC):
 
     Attributes:
         dataset: with all of its rows.
+        rows: the dataset's own number of each row, ascending: int64[rows].
         reasons: how many rows filters have left out, by why.
     """
 
     dataset: Any
+    rows: IntArray
     reasons: dict[str, int]
 
     @abstractmethod
-    def row(self, index: int) -> int:
-        """The row of the dataset that has number `index` here; raises IndexError."""
-
-    @abstractmethod
-    def places(self, rows: Sequence[int]) -> dict[int, int]:
-        """Those of the dataset's `rows` that are held, by their number here."""
-
-    @abstractmethod
-    def column(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The values of these rows in a column of all rows."""
-
-    @abstractmethod
-    def told(self, fingerprint: Any) -> str:
-        """A fingerprint of the dataset, followed by which rows are held."""
-
-    @abstractmethod
-    def untold(self, fingerprint: str) -> str:
-        """The fingerprint of the dataset in one that `told` has given."""
+    def fingerprint_with(self, fingerprint: object) -> str:
+        """The dataset's fingerprint, `KEPT`, and a fingerprint of `rows`."""
 
 
 def unfiltered(dataset: object) -> Any:
@@ -74,12 +60,12 @@ def unfiltered(dataset: object) -> Any:
 
 def unfiltered_fingerprint(dataset: object, fingerprint: str) -> str:
     """The fingerprint of `unfiltered(dataset)`, given that of `dataset`."""
-    return dataset.untold(fingerprint) if isinstance(dataset, SomeRows) else fingerprint
+    return fingerprint.rpartition(KEPT)[0] if isinstance(dataset, SomeRows) else fingerprint
 
 
 def own_row(dataset: object, index: int) -> int | None:
     """The dataset's own number of a row, where a filter has given it another one; else None."""
-    return dataset.row(index) if isinstance(dataset, SomeRows) else None
+    return int(dataset.rows[index]) if isinstance(dataset, SomeRows) else None
 
 
 def sample_name(index: int, row: int | None) -> str:
@@ -87,30 +73,24 @@ def sample_name(index: int, row: int | None) -> str:
     return str(index) if row is None else f"{index} (row {row} of the dataset)"
 
 
-def columns_of(dataset: Any, fields: Fields | None = None) -> Columns:
+def columns_of(dataset: Any, fields: Fields = NAMELESS) -> Columns:
     """The columns of the table that a dataset tells without one: `length` and labels, by name.
 
     Raises:
         DataError: `lengths` are not whole numbers, one a row.
     """
-    if isinstance(dataset, SomeRows):
-        whole = columns_of(dataset.dataset, fields)
-        return {name: dataset.column(values) for name, values in whole.items()}
-    if isinstance(dataset, Subset):
-        rows = np.asarray(dataset.indices, dtype=np.int64)
+    if isinstance(dataset, (Subset, SomeRows)):
+        rows = dataset.rows if isinstance(dataset, SomeRows) else np.array(dataset.indices, int)
         return {name: column[rows] for name, column in columns_of(dataset.dataset, fields).items()}
     if isinstance(dataset, ConcatDataset):
         parts = [columns_of(part, fields) for part in dataset.datasets]
         shared = [name for name in parts[0] if all(name in part for part in parts)]
         return {name: np.concatenate([part[name] for part in parts]) for name in shared}
     if isinstance(dataset, TensorDataset):
-        tensors = dict(
-            zip((fields or Fields()).of(len(dataset.tensors)), dataset.tensors, strict=True)
-        )
-        return {name: tensor.cpu().numpy() for name, tensor in tensors.items() if tensor.ndim == 1}
-    columns: Columns = {}
-    lengths: Any = getattr(dataset, "lengths", None)
-    if all(hasattr(lengths, name) for name in ("dtype", "__len__", "__getitem__")):
+        named = zip(fields.of(len(dataset.tensors)), dataset.tensors, strict=True)
+        return {name: tensor.cpu().numpy() for name, tensor in named if tensor.ndim == 1}
+    columns, lengths = Columns(), getattr(dataset, "lengths", None)
+    if hasattr(lengths, "dtype"):
         if lengths.dtype.kind not in "iu" or len(lengths) != len(dataset):
             raise DataError(
                 f"{type(dataset).__name__}.lengths has {len(lengths)} values of type "
@@ -118,20 +98,15 @@ def columns_of(dataset: Any, fields: Fields | None = None) -> Columns:
                 "(docs/own_dataset.md)"
             )
         columns["length"] = np.asarray(lengths)
-    for values in (getattr(dataset, name, None) for name in _LABELS):
-        if isinstance(values, (list, tuple, np.ndarray, torch.Tensor)):
-            with suppress(TypeError, ValueError):  # of unequal lengths
-                labels = np.asarray(values)
-                if (
-                    labels.ndim == 1
-                    and labels.dtype.kind in "iuUbf"
-                    and len(labels) == len(dataset)
-                ):
-                    return {**columns, "label": labels}
+    for values in (getattr(dataset, name, None) for name in ("targets", "labels", "_labels")):
+        listed = isinstance(values, (list, tuple, np.ndarray, torch.Tensor))
+        first = np.asarray(values[:1]) if listed and len(values) == len(dataset) else np.empty(())
+        if first.ndim == 1 and first.dtype.kind in "iuUbf":
+            return {**columns, "label": np.asarray(values)}
     return columns
 
 
-def table_of(dataset: object, fields: Fields | None = None) -> Any:
+def table_of(dataset: object, fields: Fields = NAMELESS) -> Any:
     """A row per sample: `dataset.metadata`, or a pandas table of `columns_of`; None without any."""
     table = getattr(dataset, "metadata", None)
     if hasattr(table, "columns"):
@@ -155,12 +130,11 @@ def table_for(names: set[str], dataset: Any, fields: Fields, steps: Mapping[str,
         steps: transforms of samples.
     """
     tokenizer = tokenizer_of(steps) if "length" in names else None
-    if tokenizer is None and names == {"length"}:
-        columns = columns_of(dataset, fields)
-        if "length" in columns:  # no pandas, which takes half a second to import
-            return columns
+    columns = columns_of(dataset, fields) if tokenizer is None and names == {"length"} else {}
+    if "length" in columns:  # no pandas, which takes half a second to import
+        return columns
     table = table_of(dataset, fields)
-    if table is None or tokenizer is None:
+    if tokenizer is None or table is None:
         return table
     if hasattr(dataset, "text_lengths"):
         return table.assign(length=dataset.text_lengths(tokenizer.length, tokenizer.counting))
@@ -175,21 +149,19 @@ def tokenizer_of(steps: Mapping[str, Any]) -> Any:
     return next((step for step in steps.values() if hasattr(step, "counting")), None)
 
 
-def facts_of(dataset: object, fields: Fields | None = None) -> dict[str, int]:
+def facts_of(dataset: Any, fields: Fields = NAMELESS) -> dict[str, int]:
     """Numbers that models and metrics ask for: num_classes, num_outputs, num_features ..."""
-    own = getattr(dataset, "facts", None)
-    if isinstance(own, Mapping):
-        return dict(own)
-    whole: Any = _whole(dataset)
-    count = len(classes_of(dataset)) or getattr(whole, "num_classes", None)
-    if type(count) is not int:
-        columns = {} if hasattr(whole, "metadata") else columns_of(whole, fields)
-        columns.pop("length", None)
-        labels = columns.get("label", next(reversed(columns.values()), np.empty(0)))
-        counts = labels.size and labels.dtype.kind in "iu" and labels.min() >= 0
-        count = int(labels.max()) + 1 if counts else 0
+    if isinstance(getattr(dataset, "facts", None), Mapping):
+        return dict(dataset.facts)
+    if isinstance(dataset, (Subset, SomeRows)):
+        return facts_of(dataset.dataset, fields)
+    tensors = dataset.tensors if isinstance(dataset, TensorDataset) else ()
+    columns = {} if hasattr(dataset, "metadata") else columns_of(dataset, fields)
+    labels = columns.get("label", np.asarray(tensors[-1] if tensors else ()))
+    whole = labels.ndim == 1 and labels.size and labels.dtype.kind in "iu" and labels.min() >= 0
+    counted = int(labels.max()) + 1 if whole else 0
+    count = len(classes_of(dataset)) or getattr(dataset, "num_classes", None) or counted
     facts = {"num_classes": count, "num_outputs": count} if count else {}
-    tensors = whole.tensors if isinstance(whole, TensorDataset) else ()
     if tensors and tensors[0].ndim > 1:
         facts["num_features"] = tensors[0][0].numel()
     if len(tensors) > 1 and tensors[-1].is_floating_point():
@@ -199,19 +171,13 @@ def facts_of(dataset: object, fields: Fields | None = None) -> dict[str, int]:
 
 def classes_of(dataset: object) -> list[str]:
     """Names of the classes by number; empty where they are unknown."""
-    dataset = _whole(dataset)
+    if isinstance(dataset, (Subset, SomeRows)):
+        return classes_of(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
         names = [classes_of(part) for part in dataset.datasets]
         return names[0] if all(classes == names[0] for classes in names) else []
     classes = getattr(dataset, "classes", None)
     return [str(name) for name in classes] if isinstance(classes, (list, tuple)) else []
-
-
-def _whole(dataset: object) -> object:
-    """The dataset that a `Subset` is of, or whose rows are filtered."""
-    while isinstance(dataset, (Subset, SomeRows)):
-        dataset = dataset.dataset
-    return dataset
 
 
 def row_counts(dataset: Any) -> list[tuple[str, int | None]]:

@@ -185,7 +185,8 @@ class Fetch:
                     samples.made.append(samples.make(slot))
                 except BadSampleError as error:
                     samples.made.append(None)
-                    samples.bad[slot] = error.kept()
+                    # Without its traceback, whose frames hold all that was read of the sample.
+                    samples.bad[slot] = BadSampleError(error.cause, error.known)
                 samples.timer.lap("transform")
             if rows is not None:
                 states = self._seeding.states()  # the collate function may draw further numbers
@@ -204,15 +205,11 @@ class Fetch:
         request, made, collate = samples.request, samples.made, self.collate
         restore = samples.restore if isinstance(collate, OwnCollate) else None
         given = made if restore is None else [restore(sample) for sample in made]
-        own_order = getattr(collate, "order", lambda samples: None)(given)
-        order = np.arange(len(made)) if own_order is None else np.asarray(own_order)
-        if own_order is not None:
-            given, made = ([some[slot] for slot in order] for some in (given, made))
         more = [] if request.parts is None else [request.parts]
         try:
             fields = dict(collate(given, *more))
         except Mismatch as error:
-            pair = [int(request.indices[order[row]]) for row in error.rows]
+            pair = [int(request.indices[row]) for row in error.rows]
             first, second = (sample_name(row, own_row(self.dataset, row)) for row in pair)
             raise DataError(
                 f"batch (epoch {request.epoch}, step {request.step}) cannot be put together: field "
@@ -230,19 +227,13 @@ class Fetch:
         samples.timer.lap("collate")
         samples.made, samples.early = [], None
         del given, made  # their memory is free while the batch is transformed
-        about = {"places": places[order], "hashes": hashes, "left_out": samples.left_out}
-        return self._finished(fields, samples, order, kinds=kinds, warnings=warnings, **about)
+        about = {"places": places, "hashes": hashes, "left_out": samples.left_out}
+        return self._finished(fields, samples, kinds=kinds, warnings=warnings, **about)
 
-    def _finished(
-        self,
-        fields: dict[str, Any],
-        samples: Samples,
-        order: IntArray | None = None,
-        **attributes: Any,
-    ) -> Batch:
+    def _finished(self, fields: dict[str, Any], samples: Samples, **attributes: Any) -> Batch:
         """The batch after its transforms, with the time that it took."""
         timer, request = samples.timer, samples.request
-        batch = Batch(fields, request, order, timing=timer.seconds, **attributes)
+        batch = Batch(fields, request, timing=timer.seconds, **attributes)
         if self.batch_transform is not None:
             worker_status.report(worker_status.WHOLE, worker_status.BATCH)
             batch = self.batch_transform(batch)
@@ -399,7 +390,7 @@ class Samples:
             DataError: nothing could be read in a row's place.
         """
         request, bad = self.request, self.bad
-        substitute = self.fetch.bad.action == "substitute"
+        substitute = self.fetch.bad.on_error == "substitute"
         self.left_out = tuple(self._left_out(slot) for slot in bad if slot < request.valid)
         places = [slot for slot in range(len(request)) if substitute or slot not in bad]
         valid = sum(slot < request.valid for slot in places)
@@ -427,8 +418,8 @@ class Samples:
     def _left_out(self, slot: int) -> LeftOut:
         row, position, error = self.indices[slot], int(self.request.positions[slot]), self.bad[slot]
         dataset, address = self.fetch.dataset, self.request.address
-        path, action, own = path_of(dataset, row), self.fetch.bad.action, own_row(dataset, row)
-        return LeftOut(row, position, *address, path, error.cause, action, error.known, own)
+        path, own = path_of(dataset, row), own_row(dataset, row)
+        return LeftOut(row, position, *address, path, error.cause, error.known, own)
 
     def _substitute(self, slot: int) -> tuple[int, Any]:
         """Row and sample for the place of a bad one; its draws are those of the place."""

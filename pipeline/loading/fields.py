@@ -5,7 +5,7 @@ was read:
 
     dict, or another mapping      by its own keys
     (x, y), [x, y]                by position: `data.fields`, or the usual names
-    named tuple, dataclass        by its own names
+    named tuple                   by its own names
     a tensor, number, text ...    one field, the first name
     a Pillow picture in any       a torchvision Image, uint8 [C, H, W], as for our own datasets
 
@@ -14,7 +14,6 @@ Cost: about 1 us a sample.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,7 +21,6 @@ from typing import Any
 from penstock.errors import ConfigError, DataError, Problem
 
 Restore = Callable[[Mapping[str, Any]], Any]
-USUAL = ("input", "target")
 _MODES = ("L", "RGB", "I;16", "I", "F")  # of pictures that are kept; others become RGB
 
 
@@ -34,12 +32,13 @@ class Fields:
         usual: names of the first positions; further ones are called field_2, field_3 ...
     """
 
-    def __init__(self, names: Sequence[str] | None = None, usual: Sequence[str] = USUAL) -> None:
-        self.given = None if names is None else tuple(names)
-        if self.given is not None and len(set(self.given)) != len(self.given):
+    def __init__(
+        self, names: Sequence[str] | None = None, usual: Sequence[str] = ("input", "target")
+    ) -> None:
+        self.given, self.usual = tuple(names or ()), tuple(usual)
+        if len(set(self.given)) != len(self.given):
             reason = f"got {', '.join(self.given)}; every position needs a name of its own"
             raise ConfigError(Problem("data.fields", reason))
-        self.usual = tuple(usual)
 
     def of(self, count: int) -> tuple[str, ...]:
         """The names of `count` positions."""
@@ -47,7 +46,7 @@ class Fields:
         return names + tuple(f"field_{number}" for number in range(len(names), count))
 
     def named(self, sample: Any) -> dict[str, Any]:
-        """A sample as a dict of its fields.
+        """A sample, or what a person's collate function gives, as a dict of its fields.
 
         Raises:
             DataError: it has another number of positions than there are names; or it is None.
@@ -56,54 +55,36 @@ class Fields:
             return {name: _value(value) for name, value in sample.items()}
         if sample is None:
             raise DataError("the sample is None; a dataset gives a dict, a tuple or a tensor")
-        names, values = _parts(sample)
-        if names is None and self.given:
-            if len(self.given) == 1 != len(values):
-                values = (sample,)  # the name is that of the whole
-            elif len(self.given) != len(values):
-                raise DataError(
-                    f"a sample has {len(values)} positions, and data.fields names "
-                    f"{len(self.given)} ({', '.join(self.given)})"
-                )
-        names = names or self.of(len(values))
+        values = sample if isinstance(sample, (tuple, list)) else (sample,)
+        names = getattr(sample, "_fields", self.given) or self.of(len(values))
+        if len(names) == 1 != len(values):
+            values = (sample,)  # the name is that of the whole
+        if len(names) != len(values):
+            raise DataError(
+                f"a sample or batch has {len(values)} positions, and data.fields or "
+                f"data.batch_fields names {len(names)} ({', '.join(names)})"
+            )
         return {name: _value(value) for name, value in zip(names, values, strict=True)}
-
-    def batch(self, made: Any) -> Mapping[str, Any]:
-        """A batch of a person's collate function as named fields."""
-        if isinstance(made, Mapping):
-            return made
-        names, values = _parts(made)
-        return dict(zip(names or self.of(len(values)), values, strict=True))
 
 
 NAMELESS = Fields()
 
 
-def _parts(sample: Any) -> tuple[Sequence[str] | None, Sequence[Any]]:
-    """The names that a sample has of its own, None where it has positions, and its values."""
-    if isinstance(sample, (tuple, list)):
-        return getattr(sample, "_fields", None), sample
-    if dataclasses.is_dataclass(sample):
-        names = [field.name for field in dataclasses.fields(sample)]
-        return names, [getattr(sample, name) for name in names]
-    return None, (sample,)
-
-
 def restorer(sample: Any) -> Restore | None:
     """A function that makes a sample of this one's kind of fields; None if it is a mapping.
 
-    Fields that transforms have added come last. Where a named tuple or dataclass cannot hold them,
-    the sample stays a dict.
+    Fields that transforms have added come last. Where a named tuple cannot hold them, the sample
+    stays a dict.
     """
+    kind = type(sample)
+    if hasattr(kind, "_fields"):
+        return lambda fields: kind(**fields) if kind._fields == (*fields,) else dict(fields)
     if isinstance(sample, Mapping):
         return None
-    (names, values), kind = _parts(sample), type(sample)
-    if names is not None:
-        return lambda fields: kind(**fields) if [*fields] == [*names] else dict(fields)
-    made = list if isinstance(sample, list) else tuple
-    unpacks = len(values) != 1 or values[0] is sample  # a lone field is the whole
+    made = list if kind is list else tuple
+    whole = not isinstance(sample, (tuple, list)) or len(sample) != 1
     return lambda fields: (
-        next(iter(fields.values())) if unpacks and len(fields) == 1 else made(fields.values())
+        next(iter(fields.values())) if whole and len(fields) == 1 else made(fields.values())
     )
 
 
@@ -112,10 +93,9 @@ def _value(value: object) -> Any:
     pillow = sys.modules.get("PIL.Image")  # where nobody has imported it, nothing is a picture
     if pillow is None or not isinstance(value, pillow.Image):
         return value
-    from torchvision import tv_tensors
-    from torchvision.transforms.v2.functional import pil_to_tensor
+    from torchvision.transforms.v2.functional import to_image
 
-    return tv_tensors.Image(pil_to_tensor(value if value.mode in _MODES else value.convert("RGB")))
+    return to_image(value if value.mode in _MODES else value.convert("RGB"))
 
 
 class OwnCollate:
@@ -133,8 +113,6 @@ class OwnCollate:
         self, function: Callable[[Any], object], fields: Fields, one: bool = False
     ) -> None:
         self.function, self.fields, self.one = function, fields, one
-        if hasattr(function, "order"):
-            self.order = function.order
 
     def __call__(self, samples: Sequence[Any]) -> Mapping[str, Any]:
-        return self.fields.batch(self.function(samples[0] if self.one else samples))
+        return self.fields.named(self.function(samples[0] if self.one else samples))

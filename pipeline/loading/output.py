@@ -29,7 +29,6 @@ from penstock import torch_internals
 Shape = tuple[int, ...]
 _MOST_IDLE = 16  # pieces of memory of one size that wait to be reused
 _MOST_SIZES = 4
-_LINE = 64  # bytes
 
 
 class OutputRow(NamedTuple):
@@ -40,47 +39,37 @@ class OutputRow(NamedTuple):
 
 
 class _Block(threading.local):
-    """The memory of this thread's current batch, and how many rows of it are taken."""
+    """The memory of this thread's current batch, and its free rows, the last one first."""
 
     rows: int = 0
-    taken: int = 0
     tensor: torch.Tensor | None = None
-    outputs: Sequence[OutputRow] = ()
+    free: Any = ()
 
 
 _current = _Block()
 # By size. A finalizer may give memory back anywhere, so nothing here takes a lock: each step is
 # atomic.
 _idle: dict[int, list[npt.NDArray[np.uint8]]] = {}
-_reuses = False  # also in a worker
-
-
-def reuse() -> None:
-    """Reuse memory although this process is a worker: its batches leave it as copies."""
-    global _reuses
-    _reuses = True
 
 
 @contextmanager
 def batch(rows: int) -> Iterator[None]:
     """Let the next `rows` samples of this thread share a batch."""
-    _current.rows, _current.taken, _current.tensor = rows, 0, None
+    _current.rows, _current.tensor, _current.free = rows, None, ()
     try:
         yield
     finally:
-        _current.rows, _current.tensor, _current.outputs = 0, None, ()
+        _current.rows, _current.tensor, _current.free = 0, None, ()
 
 
 def allocate_row(shape: Shape, dtype: type[np.generic]) -> OutputRow:
     """The next row of the batch at hand, where there is one and it has this shape and type."""
     if _current.rows > 1 and _current.tensor is None:
         array, _current.tensor = allocate((_current.rows, *shape), np.dtype(dtype))
-        _current.outputs = list(map(OutputRow, array, _current.tensor.unbind(0)))
-    if _current.taken < len(_current.outputs):
-        row = _current.outputs[_current.taken]
-        if row.array.shape == shape and row.array.dtype == dtype:
-            _current.taken += 1
-            return row
+        _current.free = list(map(OutputRow, array, _current.tensor.unbind(0)))[::-1]
+    free = _current.free
+    if free and free[-1].array.shape == shape and free[-1].array.dtype == dtype:
+        return free.pop()  # type: ignore[no-any-return]
     array = np.empty(shape, dtype)
     return OutputRow(array, torch.from_numpy(array))
 
@@ -90,14 +79,15 @@ def contiguous_view(values: Sequence[torch.Tensor]) -> torch.Tensor | None:
     block, first = _current.tensor, values[0]
     if block is None or first.shape != block.shape[1:] or first.dtype != block.dtype:
         return None
-    step, start = first.nbytes, first.data_ptr()
-    row, rest = divmod(start - block.data_ptr(), step) if step else (0, 1)
+    start, step = first.data_ptr(), first.nbytes or 1
+    row, rest = divmod(start - block.data_ptr(), step)
     if rest or not 0 <= row <= len(block) - len(values):
         return None
-    for number, value in enumerate(values):
-        if value.data_ptr() != start + number * step or not value.is_contiguous():
-            return None
-    return block[row : row + len(values)]
+    starts = range(start, start + step * len(values), step)
+    alike = all(
+        v.data_ptr() == at and v.is_contiguous() for v, at in zip(values, starts, strict=True)
+    )
+    return block[row : row + len(values)] if alike else None
 
 
 def allocate(shape: Shape, dtype: np.dtype[Any]) -> OutputRow:
@@ -107,15 +97,15 @@ def allocate(shape: Shape, dtype: np.dtype[Any]) -> OutputRow:
     decoding it takes 1: outside of workers, that of a batch which is gone is reused.
     """
     size = math.prod(shape) * dtype.itemsize
-    if not _reuses and get_worker_info() is not None:
-        shared = torch_internals.shared_storage(size)
-        kind = torch.from_numpy(np.empty(0, dtype))
-        tensor = kind.new_empty(0).set_(shared, 0, shape)  # type: ignore[call-overload]
-        return OutputRow(tensor.numpy(), tensor)
-    if len(_idle) >= _MOST_SIZES and size not in _idle:
-        _idle.clear()
-    array = np.asarray(_Lease(size, _idle.setdefault(size, []))).view(dtype).reshape(shape)
-    return OutputRow(array, torch.from_numpy(array))
+    memory = torch.empty(0, dtype=torch.uint8)
+    if get_worker_info() is not None:
+        memory.set_(torch_internals.shared_storage(size))
+    else:
+        if len(_idle) >= _MOST_SIZES and size not in _idle:
+            _idle.clear()
+        memory = torch.from_numpy(np.asarray(_Lease(size, _idle.setdefault(size, []))))
+    tensor = memory.view(torch.from_numpy(np.empty(0, dtype)).dtype).view(shape)
+    return OutputRow(tensor.numpy(), tensor)
 
 
 class _Lease:
@@ -129,9 +119,6 @@ class _Lease:
         try:
             memory = idle.pop()
         except IndexError:
-            # Fresh memory that begins at a cache line, as vectors like it best.
-            memory = np.empty(size + _LINE, np.uint8)
-            start = -memory.ctypes.data % _LINE
-            memory = memory[start : start + size]
+            memory = torch.empty(size, dtype=torch.uint8).numpy()  # from a cache line on
         self.__array_interface__ = memory.__array_interface__
         weakref.finalize(self, idle.append, memory).atexit = False

@@ -18,6 +18,8 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import ConfigError, Problem
 from penstock.files.disk import append, writing
 from penstock.loading.bad_samples import BadSamples, LeftOut, OnError, path_of, rule
@@ -198,5 +200,6 @@ def policy(
         path, unfiltered(dataset), split, unfiltered_fingerprint(dataset, fingerprint)
     )
     if isinstance(dataset, SomeRows):
-        known = {number: known[row] for number, row in dataset.places(list(known)).items()}
+        numbers = np.flatnonzero(np.isin(dataset.rows, list(known)))
+        known = {number: known[int(dataset.rows[number])] for number in numbers.tolist()}
     return rule(on_error, known, sampler, seed)

@@ -136,7 +136,7 @@ class Check(Fetch):
         if cause is None:
             return None
         path, own = path_of(self.dataset, row), own_row(self.dataset, row)
-        return LeftOut(row, position, *samples.request.address, path, cause, "skip", row=own)
+        return LeftOut(row, position, *samples.request.address, path, cause, row=own)
 
 
 class CheckStream(Check, StreamFetch):

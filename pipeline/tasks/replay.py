@@ -19,7 +19,7 @@ from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.collate import plain
 from penstock.loading.digests import batch_hash
-from penstock.loading.facts import SomeRows, table_of
+from penstock.loading.facts import SomeRows, own_row, table_of
 from penstock.loading.fields import Fields
 from penstock.order.address import Address
 from penstock.order.plan import End
@@ -85,6 +85,6 @@ def describe_rows(dataset: Any, batch: Batch, fields: Fields | None = None) -> l
     own = ["row"] if isinstance(dataset, SomeRows) else []
     lines = [["position", "index", *own, *names]]
     for position, index in zip(batch.positions.tolist(), batch.indices.tolist(), strict=True):
-        row = [str(position), str(index), *([str(dataset.row(index))] if own else [])]
+        row = [str(position), str(index), *([str(own_row(dataset, index))] if own else [])]
         lines.append([*row, *(one_line(table[name].iloc[index]) for name in names)])
     return lines

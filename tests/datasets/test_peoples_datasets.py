@@ -240,7 +240,6 @@ OWN = {
     "tuples": own("Rows"),
     "lists of arrays": own("Lists"),
     "named tuples": own("Named"),
-    "dataclasses": own("Recorded"),
     "tensors": own(
         "Bare",
         "objective=regression",

@@ -93,7 +93,7 @@ def test_every_member_is_that_of_the_kept_rows(chosen):
     assert (found.classes, found.draws) == (("even", "odd"), False)
     assert not hasattr(found, "check")
     assert not hasattr(found, "__getitems__")
-    assert found.places([0, 1, 2, 3]) == dict(enumerate(rows))
+    assert found.rows.tolist() == rows
     assert [own_row(found, index) for index in numbers] == rows
     assert (own_row(Numbers(), 1), type(unfiltered(found))) == (None, Numbers)
     with pytest.raises(IndexError):

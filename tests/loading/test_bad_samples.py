@@ -177,7 +177,7 @@ def test_what_is_reported_of_a_sample(folders):
     assert [(one.index, one.position, one.epoch, one.step) for one in left_out] == [
         (row, row, 4, row // SIZE) for row in BAD
     ]
-    assert {(one.action, one.known) for one in left_out} == {("skip", False)}
+    assert not any(one.known for one in left_out)
     paths = sorted(folders[1].rglob("*.jpg"))
     assert [one.path for one in left_out] == [str(paths[row]) for row in BAD]
     for one, word in zip(left_out, ["truncated", "truncated", "empty", "web page"], strict=True):
@@ -286,18 +286,18 @@ def test_padding_that_is_bad_is_not_reported(tmp_path):
         assert len(set(batch.indices.tolist())) == 1
 
 
-def test_rows_stay_in_step_when_the_collate_sorts(tmp_path):
+def test_rows_of_sequences_stay_in_step_with_their_positions(tmp_path):
     class Short(toy.Sequences):
         def __getitem__(self, index):
             if index in (1, 4):
                 raise OSError("gone")
             return super().__getitem__(index)
 
-    batch = first(Short(), 10, collate=Pad(sort=True))
+    batch = first(Short(), 10, collate=Pad())
     assert batch["label"].tolist() == batch.indices.tolist() == batch.positions.tolist()
     assert batch.places.tolist() == batch.positions.tolist()
-    assert sorted(batch.indices.tolist()) == [0, 2, 3, 5, 6, 7, 8, 9]
-    assert batch["sequence_lengths"].tolist() == sorted(1 + i % 7 for i in batch.indices)[::-1]
+    assert batch.indices.tolist() == [0, 2, 3, 5, 6, 7, 8, 9]
+    assert batch["sequence_lengths"].tolist() == [1 + i % 7 for i in batch.indices]
     assert batch.request.valid == len(batch.hashes) == 8
 
 
@@ -334,8 +334,8 @@ def test_known_samples_are_not_read():
     for dataset in (AtOnce({3, 4}), toy.Pictures()):
         batch = first(dataset, on_error="raise", known={3: "x", 4: "y"})
         assert batch.indices.tolist() == [0, 1, 2, 5, 6, 7]
-        told = [(one.index, one.cause, one.action, one.known) for one in batch.left_out]
-        assert told == [(3, "x", "skip", True), (4, "y", "skip", True)]
+        told = [(one.index, one.cause, one.known) for one in batch.left_out]
+        assert told == [(3, "x", True), (4, "y", True)]
         calls = getattr(dataset, "calls", [])
         assert not {3, 4} & {row for call in calls for row in call}
 
@@ -404,7 +404,6 @@ def raising(error):
 EVERYWHERE = [
     unidentified,
     cut_off,
-    torchvision_decoder,
     lambda _: zlib.decompress(b"no"),
     lambda _: struct.unpack("<q", b"no"),
     lambda _: b"\xff".decode(),
@@ -415,6 +414,7 @@ EVERYWHERE = [
     raising(Image.DecompressionBombError("big")),
 ]
 READING = [
+    torchvision_decoder,
     lambda _: np.frombuffer(b"abc").reshape(2, 2),
     lambda _: int("x"),
     raising(RuntimeError("png error")),
@@ -476,9 +476,8 @@ def test_which_errors_are_a_samples(fail, reading, transforming, tmp_path):
     "large", [lambda sample: bytearray(1 << 60), lambda sample: torch.empty(1 << 50)]
 )
 def test_memory_that_is_not_there_is_no_fault_of_a_sample(large):
-    with pytest.raises(SampleError, match=r"sample 0 .*\n.*have no more memory .*ulimit -v") as e:
+    with pytest.raises(SampleError, match=r"(?s)^sample 0 .*a mistake in code, or a lack of memory"):
         first(toy.Pictures(), transform=large)
-    assert "mistake in code" not in str(e.value)
 
 
 class Misspelt:

@@ -109,8 +109,6 @@ FEATURES, CLASSES = torch.zeros(3, 2, 5), torch.tensor([0, 3, 1])
         (ConcatDataset([LABELED, LABELED]), {"num_classes": 3, "num_outputs": 3}),
         (ConcatDataset([LABELED, Rows(targets=[9, 9, 9])]), {"num_classes": 10, "num_outputs": 10}),
         (Rows(num_classes=4), {"num_classes": 4, "num_outputs": 4}),
-        (Rows(num_classes=True, targets=[0, 0, 1]), {"num_classes": 2, "num_outputs": 2}),
-        (Rows(num_classes="4"), {}),
         (Rows(metadata=None, targets=[0, 1, 2]), {}),
         (Rows(targets=[0, -1, 2]), {}),
         (Rows(targets=[0.5, 1.5, 2.5]), {}),

@@ -39,7 +39,7 @@ def test_a_samples_randomness_depends_on_its_key_alone():
 
 
 def test_the_hash_of_a_batch_does_not_depend_on_how_it_was_shared_out_or_padded():
-    fetch = Fetch(toy.Sequences(), None, Pad(sort=True), seed=0, hashed=True)
+    fetch = Fetch(toy.Sequences(), None, Pad(), seed=0, hashed=True)
     for tail in ("keep", "pad"):
         plan = Plan(Random(40, 0), 12, tail)
         for step in range(len(plan)):
@@ -144,19 +144,6 @@ def test_pad_gives_lengths_that_pack_padded_sequence_takes():
         batch["sequence"], batch["sequence_lengths"], batch_first=True, enforce_sorted=False
     )
     assert len(packed.data) == batch["sequence_lengths"].sum()
-
-
-def test_pad_sorts_rows_with_their_positions_indices_and_validity():
-    fetch = Fetch(toy.Sequences(), None, Pad(sort=True), 0, hashed=True)
-    batch = fetch(Plan(Sequential(38), 10, "pad").request(0, 3))
-    lengths = batch["sequence_lengths"].tolist()
-    assert lengths == sorted(lengths, reverse=True)
-    pack_padded_sequence(batch["sequence"], batch["sequence_lengths"], batch_first=True)
-    assert batch["label"].tolist() == batch.indices.tolist()
-    assert batch.positions.tolist() == batch.indices.tolist()
-    assert batch.valid is not None
-    assert batch.valid.sum() == 8
-    assert sorted(batch.indices[batch.valid.numpy()].tolist()) == list(range(30, 38))
 
 
 def test_pad_refuses_unknown_fields_and_other_dimensions():

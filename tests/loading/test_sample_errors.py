@@ -77,7 +77,7 @@ WHERE = "sample 8 (epoch 2, step 3, position 41)"
             "read",
             "raise",
             SampleError,
-            f"{WHERE} p.png: read failed with MemoryError: much\nThis process may have",
+            f"{WHERE} p.png: read failed with MemoryError: much\nMemoryError",
         ),
     ],
 )
@@ -90,11 +90,11 @@ def test_an_error_names_its_sample_and_the_way_out(error, stage, on_error, kind,
 def test_an_error_in_one_line_has_300_characters_at_most():
     assert in_one_line(ValueError("a\n  b")) == "ValueError: a b"
     assert in_one_line(DataError("x" * 300)) == "x" * 300
-    assert in_one_line(DataError("x" * 301)) == "x" * 297 + "..."
+    assert in_one_line(DataError("x" * 301)) == "x" * 300
 
 
 def left_out(count, known=False):
-    return [LeftOut(n, n, 0, 0, "", f"cause {n}", "skip", known=known) for n in range(count)]
+    return [LeftOut(n, n, 0, 0, "", f"cause {n}", known=known) for n in range(count)]
 
 
 def test_a_budget_counts_what_nobody_knew_and_names_five():
@@ -111,7 +111,6 @@ def test_a_budget_counts_what_nobody_knew_and_names_five():
         "allows 6:\n"
     )
     assert text.count("cause") == 5
-    assert "\n  and 2 more\n" in text
     budget.begin(5)
     budget.add(8, left_out(6))
 
@@ -123,14 +122,6 @@ def test_a_share_is_of_the_epoch_or_of_the_samples_so_far(length, allowed):
     with pytest.raises(DataError, match=rf"allows {allowed}:") as caught:
         budget.add(8, left_out(1))
     assert f"({'16 so far' if length is None else length} samples)" in str(caught.value)
-    assert ("more" in str(caught.value).split("Repair")[0]) == (allowed > 4)
-
-
-def test_five_are_named_without_a_rest():
-    with pytest.raises(DataError) as caught:
-        Budget(4, "val", lambda epoch: 9).add(8, left_out(5))
-    assert "cause 4" in str(caught.value)
-    assert " more" not in str(caught.value)
 
 
 class Doubled:

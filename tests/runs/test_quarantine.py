@@ -49,7 +49,7 @@ FIT = [
 
 def left_out(index, position=None, epoch=0, step=0, path="", cause="cut off"):
     position = index if position is None else position
-    return LeftOut(index, position, epoch, step, path, cause, "skip")
+    return LeftOut(index, position, epoch, step, path, cause)
 
 
 def test_a_sample_stands_in_it_once_where_it_was_met_first(tmp_path):
@@ -213,8 +213,8 @@ def test_records_whose_numbers_change_cannot_be_named(tmp_path):
 
 def test_validation_skips_what_training_substitutes():
     plan, rows = Plan(Sequential(9), 3), list(range(9))
-    assert policy("substitute", None, "train", plan, rows, "", 0).action == "substitute"
-    assert policy("substitute", None, "val", plan, rows, "", 0).action == "skip"
+    assert policy("substitute", None, "train", plan, rows, "", 0).on_error == "substitute"
+    assert policy("substitute", None, "val", plan, rows, "", 0).on_error == "skip"
     assert policy("raise", None, "val", plan, rows, "", 0).on_error == "raise"
 
 

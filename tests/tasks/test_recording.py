@@ -79,7 +79,7 @@ def test_the_ledger_has_a_line_a_batch_and_one_a_range_that_is_left_out(tmp_path
 
 
 def left_out(row):
-    return LeftOut(row, row, 0, 0, f"{row}.jpg", "cut off", "skip", row=row)
+    return LeftOut(row, row, 0, 0, f"{row}.jpg", "cut off", row=row)
 
 
 def test_samples_that_are_left_out_are_written_counted_and_reported(tmp_path, caplog):

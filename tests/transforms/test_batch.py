@@ -1,6 +1,7 @@
 """Transforms of whole batches: right, alike wherever they run, moving what lies in a picture."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -150,7 +151,8 @@ def test_nor_does_the_order_of_the_rows_matter():
     batch, other = batch_of(), batch_of()
     order = np.array([3, 1, 7, 0, 6, 2, 5, 4])
     rows = {k: v[order] for k, v in other.items()}
-    moved = Batch(rows, other.request, order, kinds=other.kinds)
+    request = replace(other.request, positions=order, indices=order)
+    moved = Batch(rows, request, order, kinds=other.kinds)
     compose = BatchCompose(EVERYTHING, 0)
     first, second = compose(batch), compose(moved)
     for field in ("image", "label", "label_soft"):

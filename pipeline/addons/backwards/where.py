@@ -213,7 +213,10 @@ def _rows_of(sample: Any, split: Split) -> list[int]:
     own = sorted({row for one in samples for row in _own_rows(str(one).strip(), whole, split)})
     if not own:
         raise ConfigError(Problem("sample", "is empty; give a row, a path, or an expression"))
-    rows = sorted(split.dataset.places(own)) if isinstance(split.dataset, SomeRows) else own
+    if isinstance(split.dataset, SomeRows):
+        rows = np.flatnonzero(np.isin(split.dataset.rows, own)).tolist()
+    else:
+        rows = own
     if not rows:
         raise ConfigError(Problem("sample", f"row {own[0]} is left out by the dataset's filter"))
     return rows

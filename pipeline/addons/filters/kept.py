@@ -26,7 +26,7 @@ from penstock.addons.filters.expressions import Expression, Mask, columns_of_tab
 from penstock.config.schema import DataSection
 from penstock.config.targets import make
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.loading.facts import SomeRows, columns_of, table_of
+from penstock.loading.facts import KEPT, SomeRows, columns_of, table_of
 from penstock.loading.fields import Fields
 from penstock.order.keys import IntArray
 from penstock.order.plan import is_stream
@@ -242,8 +242,6 @@ _OF_ROWS = frozenset({"files_of", "fetch_batch"})  # of several
 
 _A_ROW_EACH = frozenset({"targets", "labels", "_labels", "samples", "imgs"})
 
-_MARK = " kept="  # in a fingerprint
-
 
 class KeptRows(SomeRows):
     """The rows of a map-style dataset that a selection keeps.
@@ -262,16 +260,10 @@ class KeptRows(SomeRows):
             why = ", ".join(f"{count} by {reason}" for reason, count in reasons.items() if count)
             raise DataError(f"none of {selection.length} samples is left: {why}")
         self.dataset, self.selection, self.reasons = dataset, selection, dict(reasons)
+        self.rows = selection.rows
 
     def __len__(self) -> int:
         return self.selection.count
-
-    def row(self, index: int) -> int:
-        return self.selection.row(index)
-
-    def places(self, rows: Sequence[int]) -> dict[int, int]:
-        kept = np.intersect1d(np.asarray(rows, np.int64), self.selection.rows)
-        return dict(zip(self.selection.rank(kept).tolist(), kept.tolist(), strict=True))
 
     def __getitem__(self, index: int) -> Any:
         return self.dataset[self.selection.row(index)]
@@ -285,7 +277,7 @@ class KeptRows(SomeRows):
         if name in _OF_ROWS and callable(member):
             return lambda indices, **options: member(self.selection.select(indices), **options)
         if name == "names_fingerprint":
-            return lambda: self.told(member())
+            return lambda: self.fingerprint_with(member())
         if name == "text_lengths":
             return lambda *how: _taken(member(*how), self.selection.rows)
         whole = self.selection.length
@@ -305,13 +297,10 @@ class KeptRows(SomeRows):
             return table
         return table.iloc[self.selection.rows].reset_index(drop=True)
 
-    def column(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return np.asarray(column)[self.selection.rows]
-
     @cached_property
     def lengths(self) -> npt.NDArray[Any]:
         """The dataset's `lengths` of the kept rows."""
-        return self.column(self.dataset.lengths)
+        return np.asarray(self.dataset.lengths)[self.rows]
 
     @property
     def source_lengths(self) -> object:
@@ -325,14 +314,13 @@ class KeptRows(SomeRows):
     @property
     def fingerprint(self) -> str:
         """The dataset's, and which rows of it are kept."""
-        return self.told(getattr(self.dataset, "fingerprint", None) or len(self.dataset))
+        return self.fingerprint_with(
+            getattr(self.dataset, "fingerprint", None) or len(self.dataset)
+        )
 
-    def told(self, fingerprint: object) -> str:
+    def fingerprint_with(self, fingerprint: object) -> str:
         chosen = self.selection
-        return f"{fingerprint}{_MARK}{chosen.count}/{chosen.length}:{chosen.fingerprint}"
-
-    def untold(self, fingerprint: str) -> str:
-        return fingerprint.rpartition(_MARK)[0]
+        return f"{fingerprint}{KEPT}{chosen.count}/{chosen.length}:{chosen.fingerprint}"
 
 
 class KeptRowsAtOnce(KeptRows):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ConfigError, Problem
-from penstock.loading.collate import Mismatch, Ragged, Sample, columns, even, plain, stack
+from penstock.loading.collate import Mismatch, Ragged, Sample, columns, plain, stack
 from penstock.order.keys import IntArray
 
 native: Any
@@ -118,7 +118,9 @@ class Flatten:
                     values = torch.cat([values, values.new_full((1,), fill)])
                     picks[padding] = len(values) - 1
                 batch[name] = self._shaped(values.index_select(0, torch.from_numpy(picks)), layout)
-        batch |= {name: even(name, values) for name, values in gathered.items() if name not in rows}
+        batch |= {
+            name: stack(name, values) for name, values in gathered.items() if name not in rows
+        }
         return batch | self._places(batch[self.tokens], layout)
 
     def _spans(self, counts: IntArray, parts: IntArray | None) -> tuple[IntArray, IntArray]:

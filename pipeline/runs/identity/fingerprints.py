@@ -33,7 +33,7 @@ def fingerprint_of(dataset: object, mode: str, cache_dir: str | Path) -> str:
         DataError: a store gives no version of a file's content.
     """
     if isinstance(dataset, SomeRows):
-        return dataset.told(fingerprint_of(dataset.dataset, mode, cache_dir))
+        return dataset.fingerprint_with(fingerprint_of(dataset.dataset, mode, cache_dir))
     names = getattr(dataset, "names_fingerprint", None)
     if mode == "names":
         if names is None:
