@@ -476,7 +476,9 @@ def test_which_errors_are_a_samples(fail, reading, transforming, tmp_path):
     "large", [lambda sample: bytearray(1 << 60), lambda sample: torch.empty(1 << 50)]
 )
 def test_memory_that_is_not_there_is_no_fault_of_a_sample(large):
-    with pytest.raises(SampleError, match=r"(?s)^sample 0 .*a mistake in code, or a lack of memory"):
+    with pytest.raises(
+        SampleError, match=r"(?s)^sample 0 .*a mistake in code, or a lack of memory"
+    ):
         first(toy.Pictures(), transform=large)
 
 
