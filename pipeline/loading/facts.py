@@ -26,7 +26,6 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from penstock.errors import DataError
 from penstock.loading.fields import NAMELESS, Fields
 from penstock.order.keys import IntArray
-from penstock.order.plan import length_of
 from penstock.terminal import watched
 
 KEPT = " kept="  # in a fingerprint: the dataset's own stands before it
@@ -178,16 +177,3 @@ def classes_of(dataset: object) -> list[str]:
         return names[0] if all(classes == names[0] for classes in names) else []
     classes = getattr(dataset, "classes", None)
     return [str(name) for name in classes] if isinstance(classes, (list, tuple)) else []
-
-
-def row_counts(dataset: Any) -> list[tuple[str, int | None]]:
-    """Class name and length of a dataset and of those inside of it."""
-    inside: list[Any] = []
-    if isinstance(dataset, (SomeRows, Subset)):
-        inside = [dataset.dataset]
-    elif isinstance(dataset, ConcatDataset):
-        inside = dataset.datasets
-    elif isinstance(sources := getattr(dataset, "sources", None), Mapping):
-        inside = [*sources.values()]
-    own = (type(dataset).__name__, length_of(dataset))
-    return [own, *(entry for part in inside for entry in row_counts(part))]

@@ -21,11 +21,11 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.bad_samples import Budget
 from penstock.loading.batch import Batch
 from penstock.loading.encoded import said
-from penstock.loading.facts import row_counts, unfiltered
+from penstock.loading.facts import unfiltered
 from penstock.loading.fetch import Fetch
 from penstock.loading.workers.executors import Failure, Workers
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import End, Plan, StreamPlan
+from penstock.order.plan import End, Plan, StreamPlan, length_of
 
 if TYPE_CHECKING:
     from penstock.addons.lanes.lanes import Lanes
@@ -116,7 +116,7 @@ class Loader:
         self.lanes = lanes
         own = (self.world.rank, self.world.size)
         self.shares: Sequence[tuple[int, int]] = lanes.shares if lanes else [own]
-        self._rows = [] if isinstance(plan, StreamPlan) else row_counts(fetch.dataset)
+        self._rows = self._row_count()
         self._pin = self.options.pin_memory and has_accelerator()
         moves = self._pin and self.world.device.startswith("cuda")
         self._transfer: Transfer | None = None
@@ -252,16 +252,16 @@ class Loader:
 
     def _check_rows(self) -> None:
         """Raise DataError if the dataset has another length than its addresses were made for."""
-        if not self._rows:
-            return
-        for (name, before), (_, now) in zip(
-            self._rows, row_counts(self.fetch.dataset), strict=True
-        ):
-            if now != before:
-                raise DataError(
-                    f"{name} had {before} rows when its order was made, and has {now} now, so rows "
-                    "would be at other addresses; its length must not change during a run"
-                )
+        before, now = self._rows, self._row_count()
+        if now != before:
+            raise DataError(
+                f"{type(self.fetch.dataset).__name__} had {before} rows when its order was made, "
+                f"and has {now} now, so rows would be at other addresses; its length must not "
+                "change during a run"
+            )
+
+    def _row_count(self) -> int | None:
+        return None if isinstance(self.plan, StreamPlan) else length_of(self.fetch.dataset)
 
     def _empty(self, epoch: int) -> ConfigError:
         """The error of an epoch that turns out to have no batch."""

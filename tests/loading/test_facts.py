@@ -132,15 +132,3 @@ def test_classes_are_those_that_all_parts_have():
     assert facts.classes_of(Rows(classes={"a": 1})) == []
     assert facts.classes_of(ConcatDataset([LABELED, LABELED])) == ["a", "b", "c"]
     assert facts.classes_of(ConcatDataset([LABELED, Rows(classes=["a"])])) == []
-
-
-def test_rows_are_counted_in_all_that_is_inside():
-    mixture = Rows(sources={"x": LABELED, "y": Subset(LABELED, [1])})
-    assert facts.row_counts(ConcatDataset([mixture, LABELED])) == [
-        ("ConcatDataset", 6),
-        ("Rows", 3),
-        ("Rows", 3),
-        ("Subset", 1),
-        ("Rows", 3),
-        ("Rows", 3),
-    ]

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from penstock.addons.filters.kept import Selection, kept_rows
 from penstock.errors import DataError
 from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch
@@ -189,24 +188,6 @@ def test_a_length_that_changes_is_noticed(growth, task, capsys):
         for rows in (8, 4)
     ]
     assert any(one in done.err for one in said), done.err
-
-
-@pytest.mark.parametrize("inside", ["filter", "subset", "mixture"])
-def test_so_is_that_of_a_dataset_inside_of_another(inside):
-    from penstock.addons.mixtures.mixture import Mixture
-
-    rows = Rows()
-    made = {
-        "filter": lambda: kept_rows(rows, Selection(iter([torch.arange(8).numpy() > 0])), {}),
-        "subset": lambda: torch.utils.data.Subset(rows, range(4)),
-        "mixture": lambda: Mixture({"a": Rows(), "b": rows}),
-    }[inside]()
-    fetch = Fetch(made, None, Stack(), 0)
-    with Loader(Plan(Sequential(len(made)), 2), fetch, LoaderOptions("process", 0)) as loader:
-        next(loader.epoch(0))
-        rows.rows = 6
-        with pytest.raises(DataError, match="Rows had 8 rows when its order was made, and has 6"):
-            list(loader.epoch(1))
 
 
 @pytest.mark.one_in(5)

@@ -28,11 +28,11 @@ from pydantic import Field
 
 from penstock.distributed.preemption import SIGNALS, held
 from penstock.errors import ConfigError, Problem
-from penstock.loading import output, worker_status
+from penstock.loading import worker_status
 from penstock.loading.workers.executors import Silence, Task, WorkerError, attempt, report_of
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.worker import wrapped
-from penstock.torch_internals import WorkerInfo, numpy_seed, worker_info
+from penstock.torch_internals import WorkerInfo, numpy_seed, share_by, worker_info
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class _Actor:
         import ray
 
         _send_tensors_as_arrays()
-        output.reuse()  # batches leave this process as copies
+        share_by(torch.UntypedStorage)  # batches leave this process as copies
         torch.set_num_threads(1)
         seed, number, fetch = given.seed, given.number, ray.get(given.fetch)
         random.seed(seed + number)
