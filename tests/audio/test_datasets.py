@@ -113,12 +113,6 @@ def test_a_file_written_into_a_pipe(tmp_path, length):
     assert read_audio(str(tmp_path / "b.wav"))[0].shape == (1, 400)
 
 
-def not_finite(path):
-    values = wave(300, 2)
-    values[200, 1] = np.nan
-    write(path, values, subtype="FLOAT")
-
-
 BAD = {
     "missing": (lambda path: None, "cannot be read: No such file"),
     "a folder": (lambda path: path.mkdir(), "cannot be read: Is a directory"),
@@ -130,8 +124,7 @@ BAD = {
         "it is a Git LFS pointer",
     ),
     "noise": (lambda path: path.write_bytes(bytes(range(256))), "is damaged or of an unknown form"),
-    "no samples": (lambda path: write(path, wave(0)), "has no samples"),
-    "not finite": (not_finite, r"frame 200 \(0\.025 s\), channel 1: nan is not finite"),
+    "no samples": (lambda path: write(path, wave(0)), "claims 0 frames, and 0 can be read"),
 }
 
 
@@ -367,17 +360,11 @@ def test_a_pair(pairs):
     assert table["target"][3] == str(pairs / "mix3.npy")
 
 
-def test_pairs_that_differ_in_rate_or_channels_are_counted(pairs, caplog):
-    assert len(AudioPairs(str(pairs))) == 8
-    assert not caplog.messages
+def test_what_is_neither_is_counted_once(pairs, caplog):
     (pairs / "mix3.txt").touch()
-    (pairs / "mix1.wav").unlink()
-    write(pairs / "mix1.FLAC", wave(201, 2), 16000)
-    assert len(AudioPairs(str(pairs), val_fraction=0.0)) == 10
-    others, rates, channels = caplog.messages
+    assert len(AudioPairs(str(pairs))) == 8
+    (others,) = caplog.messages
     assert "left out 1 file(s): 1 .txt" in others
-    assert "9 of 8000 Hz, 1 of 16000 Hz; put Resample first" in rates
-    assert "9 of 1 channels, 1 of 2 channels" in channels
 
 
 def test_pairs_in_folders_and_their_split(pairs, tmp_path_factory):
@@ -421,33 +408,31 @@ def test_pairs_in_batches(pairs, loader):
     assert (losses.shape, outputs.shape) == ((4,), (4, 2, max(lengths)))
 
 
-@pytest.mark.parametrize(
-    ("suffix", "match"),
-    [(".wav", r"mix1\.npy' has no input"), (".npy", r"mix1\.wav' has no target \(\.npy\)")],
-)
-def test_a_missing_partner(pairs, suffix, match):
+@pytest.mark.parametrize("suffix", [".wav", ".npy"])
+def test_a_missing_partner(pairs, suffix):
+    left = {".wav": ".npy", ".npy": ".wav"}[suffix]
     for number in (1, 2, 3):
         (pairs / f"mix{number}{suffix}").unlink()
-    with pytest.raises(DataError, match=match + ".*nor have 2 others"):
+    with pytest.raises(DataError, match=rf"'mix1\{left}' has no partner, nor have 2 others"):
         AudioPairs(str(pairs))
 
 
 def test_two_inputs_of_one_name(pairs):
     write(pairs / "mix1.flac")
-    with pytest.raises(DataError, match=r"has both 'mix1\.(wav|flac)' and 'mix1\.(wav|flac)'"):
+    with pytest.raises(DataError, match=r"another recording beside 'mix1\.(wav|flac)' of its name"):
         AudioPairs(str(pairs))
 
 
 def bad_targets():
     good = wave(200, 2).T.astype(np.float32)
-    nan = good.copy()
-    nan[1, 150] = np.inf
     return {
-        "longer": (wave(201, 2).T, r"mix0\.npy' is \[2, 201\], but its input .*mix0\.wav' has 200"),
-        "swapped": (good.T, r"looks like \[T, C\]; save it as \[C, T\]"),
-        "integers": ((good * 9).astype(np.int16), "is int16 .*it must be floats"),
-        "cube": (good[None], r"is float32 \[1, 2, 200\]; it must be"),
-        "not finite": (nan, "channel 1, frame 150: inf is not finite"),
+        "longer": (
+            wave(201, 2).T,
+            r"mix0\.npy' is float64 \[2, 201\]; .* of the 200 frames .*mix0",
+        ),
+        "swapped": (good.T, r"is float32 \[200, 2\]; it has to be floats, \[C, T\]"),
+        "integers": ((good * 9).astype(np.int16), "is int16 .*it has to be floats"),
+        "cube": (good[None], r"is float32 \[1, 2, 200\]; it has to be"),
         "objects": (np.array([{}], dtype=object), "Python objects"),
     }
 

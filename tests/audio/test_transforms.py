@@ -177,9 +177,9 @@ def test_features_are_those_of_torch_stft(n_fft, frames):
 
 @pytest.mark.parametrize("scale", ["htk", "slaney"])
 def test_a_tone_lights_up_its_band(scale):
-    transform = LogMel(8000, scale=scale)
+    transform, filters = LogMel(8000, scale=scale), mel_filters(8000, 256, 40, 20, 4000, scale)
     for band in (5, 20, 38):
-        peak = transform._filters[band].argmax() * 8000 / 256
+        peak = filters[band].argmax() * 8000 / 256
         made = transform.features(sine(float(peak), 8000, 8000)[None].float())
         assert int(made[:, 50].argmax()) == band
         assert made[band, 50] - made[(band + 20) % 40, 50] > 5
@@ -199,8 +199,6 @@ def test_a_recording_without_channels_is_one_channel():
     flat = {**whole, "audio": whole["audio"][0]}
     mono = {**whole, "audio": whole["audio"][:1]}
     assert torch.equal(LogMel(8000)(flat)["features"], LogMel(8000)(mono)["features"])
-    with pytest.raises(DataError, match=r"\[C, T\] or \[T\], and this has \[1, 1, 800\]"):
-        LogMel(8000)({**whole, "audio": whole["audio"][None]})
 
 
 def test_the_features_take_the_place_of_the_audio():

@@ -7,18 +7,17 @@ at. Opening a file takes 100 us. Decoding releases Python's lock.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.datasets.arrays import not_finite
 from penstock.datasets.reading.base import FolderDataset
 from penstock.datasets.reading.file_kind import stranger
 from penstock.errors import ConfigError, DataError
@@ -26,17 +25,14 @@ from penstock.files.limits import DEFAULT, Limits
 from penstock.order.keys import IntArray
 from penstock.terminal import watched
 
-T = TypeVar("T")
-
 EXTENSIONS = (
     *(".wav", ".wave", ".flac", ".ogg", ".oga", ".opus", ".mp3"),
     *(".aiff", ".aif", ".aifc", ".au", ".snd", ".w64", ".caf", ".rf64"),
 )
 
 _SHORTER = re.compile(r": (\d+) \(should be (\d+)\)")  # libsndfile, of a length in a header
-# Lengths that writers use when they write into a pipe and cannot come back to correct them.
-_OPEN_ENDED = range(0x7FFFF000, 0x1_0000_0000)
-_REPLACE = "Replace it or remove it from the data."
+# Writers into a pipe cannot come back to correct a length, and begin with one from here on.
+_OPEN_ENDED = 0x7FFFF000
 
 
 class Header(NamedTuple):
@@ -71,81 +67,60 @@ def read_audio(
         name: for messages; None takes the path.
 
     Raises:
-        DataError: the file is missing, not audio, without samples, cut short, damaged, not finite,
-            or claims more than the limits, for which nothing is allocated.
+        DataError: the file is missing, not audio, without samples, cut short, damaged, or claims
+            more than the limits, for which nothing is allocated.
         ConfigError: `soundfile` is not installed.
     """
-    path = name or str(source)
-    with _decoder(source, path) as decoder:
-        frames, rate, _ = _header(decoder, path, limits)
-        values: npt.NDArray[np.float32] = decoder.read(frames, dtype="float32", always_2d=True)
-    if frames == 0:
-        raise _refusal(path, "has no samples")
-    if len(values) < frames:
+    with _opened(source, limits, name or str(source)) as (decoder, header):
+        values: npt.NDArray[np.float32] = decoder.read(
+            header.frames, dtype="float32", always_2d=True
+        )
+    if not 0 < header.frames <= len(values):
         raise _refusal(
-            path, f"was cut off: its header claims {frames} frames, but there are {len(values)}"
+            name or str(source), f"claims {header.frames} frames, and {len(values)} can be read"
         )
-    position = not_finite(values)
-    if position is not None:
-        raise DataError(
-            f"audio {path!r}, frame {position[0]} ({position[0] / rate:.3f} s), "
-            f"channel {position[1]}: {values[tuple(position)]} is not finite. {_REPLACE}"
-        )
-    return torch.from_numpy(np.ascontiguousarray(values.T)), rate
+    return torch.from_numpy(np.ascontiguousarray(values.T)), header.rate
 
 
 def read_header(source: str | bytes, limits: Limits = DEFAULT, name: str | None = None) -> Header:
     """Length, rate and channels of an audio file; 100 us; arguments and errors as `read_audio`."""
-    path = name or str(source)
-    with _decoder(source, path) as decoder:
-        return _header(decoder, path, limits)
+    with _opened(source, limits, name or str(source)) as (_, header):
+        return header
 
 
 @contextmanager
-def _decoder(source: str | bytes, path: str) -> Iterator[Any]:
-    """libsndfile's reader of a file, from its beginning."""
+def _opened(source: str | bytes, limits: Limits, path: str) -> Iterator[tuple[Any, Header]]:
+    """libsndfile's reader of a file, from its beginning, and what the file claims."""
     soundfile = check_soundfile()
     try:
         file = BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb", 512)  # noqa: SIM115
-    except OSError as error:
-        raise DataError(
-            f"audio {path!r} cannot be read: {error.strerror}. "
-            "Put it there or remove it from the data."
-        ) from error
-    # libsndfile reads a file by itself, without Python's lock.
-    opened = file if isinstance(file, BytesIO) else file.fileno()
-    try:
+        # libsndfile reads a file by its number itself, without Python's lock.
+        opened = file if isinstance(file, BytesIO) else file.fileno()
         with file, soundfile.SoundFile(opened, closefd=False) as decoder:
+            header = Header(decoder.frames, decoder.samplerate, decoder.channels)
             for claimed, there in _SHORTER.findall(decoder.extra_info):
-                if int(claimed) > int(there) and int(claimed) not in _OPEN_ENDED:
-                    claims = f"a length in it is {claimed} bytes, and {there} are there"
-                    raise _refusal(path, f"was cut off: {claims}")
-            yield decoder
+                if int(there) < int(claimed) < _OPEN_ENDED:
+                    lengths = f"a length in it is {claimed} bytes, and {there} are there"
+                    raise _refusal(path, f"was cut off: {lengths}")
+            for limit, claim, unit in (
+                ("audio_seconds", header.frames / header.rate, "s"),
+                ("record_bytes", 4 * header.frames * header.channels, "bytes as float32"),
+            ):
+                if claim > getattr(limits, limit):
+                    excess = limits.refusal(limit, f"{claim:.0f} {unit}")
+                    raise _refusal(path, f"claims {header.frames} frames: {excess}")
+            yield decoder, header
+    except OSError as error:
+        raise _refusal(path, f"cannot be read: {error.strerror}") from error
     except soundfile.LibsndfileError as error:
         content = source if isinstance(source, bytes) else Path(source).read_bytes()
-        detail, other = error.error_string.rstrip("."), stranger(content[:256])
-        damage = f"is damaged or of an unknown format (libsndfile: {detail})"
-        what = f"is not audio: {other}" if other is not None else damage
-        raise _refusal(path, what) from error
-
-
-def _header(decoder: Any, path: str, limits: Limits) -> Header:
-    """Refuse invalid and too long recordings before anything is allocated for them."""
-    header = frames, rate, channels = Header(decoder.frames, decoder.samplerate, decoder.channels)
-    size = 4 * frames * channels
-    if frames > 1 << 40:  # libsndfile counts 2^63 - 1 frames in some files that were cut off
-        raise _refusal(path, "was cut off: it has no end")
-    if frames > rate * limits.audio_seconds:
-        excess = limits.refusal("audio_seconds", f"{frames / rate:.0f} s")
-    elif size > limits.record_bytes:
-        excess = limits.refusal("record_bytes", f"{size} bytes as float32")
-    else:
-        return header
-    raise _refusal(path, f"claims {frames} frames of {channels} channel(s) at {rate} Hz: {excess}")
+        damage = f"is damaged or of an unknown format (libsndfile: {error.error_string})"
+        other = stranger(content[:256])
+        raise _refusal(path, f"is not audio: {other}" if other else damage) from error
 
 
 def _refusal(path: str, what: str) -> DataError:
-    return DataError(f"audio {path!r} {what}. {_REPLACE}")
+    return DataError(f"audio {path!r} {what}. Replace it or remove it from the data.")
 
 
 class AudioFolder(FolderDataset):
@@ -153,10 +128,7 @@ class AudioFolder(FolderDataset):
 
     def audio(self, index: int) -> tuple[torch.Tensor, int]:
         """The recording of a sample, float32 [C, T], and its rate in Hz."""
-        return self._audio(index, read_audio)
-
-    def _audio(self, index: int, function: Callable[[str, Limits, str], T]) -> T:
-        return self._read(index, lambda path, shown: function(path, self.limits, shown))
+        return self._read(index, lambda path, shown: read_audio(path, self.limits, shown))
 
     @cached_property
     def _headers(self) -> IntArray:

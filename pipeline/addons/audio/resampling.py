@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from penstock.errors import DataError
-
-Floats = npt.NDArray[np.float64]
 
 ATTENUATION = 90.0  # dB
 ZEROS = 32  # crossings of the sinc on either side
@@ -56,22 +53,20 @@ def resample(audio: Tensor, rate: int, new_rate: int) -> Tensor:
             f"audio at {rate} Hz cannot be resampled to {new_rate} Hz: their ratio is {up} / "
             f"{down}. Check the rate that the file claims, or resample the file beforehand"
         )
-    # Stretches of input, `step` frames apart, times the block: `count` outputs each.
-    block, samples = _block(up, down, cutoff), audio.numpy().astype(np.float64)
-    exponent = int(np.frexp(np.abs(samples).max(initial=0.0))[1])
-    whole = np.rint(samples * 2.0 ** (_BITS - exponent))
-    rows, width = -(-length // count), len(block)
-    after = (rows - 1) * step + width - (reach - 1) - whole.shape[-1]
-    around = [(0, 0)] * (whole.ndim - 1) + [(reach - 1, max(0, after))]
-    stretches = np.lib.stride_tricks.sliding_window_view(np.pad(whole, around), width, axis=-1)
-    sums: Any = np.ascontiguousarray(stretches[..., ::step, :][..., :rows, :]) @ block
-    made = sums.reshape(*whole.shape[:-1], rows * count)[..., :length]
-    return torch.from_numpy((made * 2.0 ** (exponent - 2 * _BITS)).astype(np.float32))
+    samples = audio.double()
+    exponent = math.frexp(float(samples.abs().max()) if length else 0.0)[1]
+    whole = (samples * 2.0 ** (_BITS - exponent)).round().reshape(-1, 1, audio.shape[-1])
+    # Stretches of input, `step` frames apart, give `count` outputs each.
+    filters = _filters(up, down, cutoff)
+    padded = F.pad(whole, (reach - 1, step + 2 * reach))
+    sums = F.conv1d(padded, filters, stride=step).transpose(1, 2).flatten(1)[:, :length]
+    made = (sums * 2.0 ** (exponent - 2 * _BITS)).float()
+    return made.reshape(*audio.shape[:-1], length)
 
 
 @lru_cache(maxsize=16)
-def _block(up: int, down: int, cutoff: float) -> Floats:
-    """What outputs weigh each input frame of a stretch by: whole numbers, float64[width, count].
+def _filters(up: int, down: int, cutoff: float) -> Tensor:
+    """What outputs weigh each input frame of a stretch by: whole numbers, float64[count, 1, width].
 
     Output n's taps begin `reach` - 1 frames before input frame `n * down // up`.
     """
@@ -88,7 +83,7 @@ def _block(up: int, down: int, cutoff: float) -> Floats:
     sinc = np.array([math.sin(angle) / angle if angle else 1.0 for angle in angles])
     bank = sinc.reshape(distances.shape) * window * (inside > 0)
     whole = np.rint(bank / bank.sum(1, keepdims=True) * 2.0**_BITS)  # a constant keeps its value
-    block = np.zeros((2 * reach - 1 + down * count // up, count))
+    filters = np.zeros((count, 1, 2 * reach - 1 + down * count // up))
     for number, start in enumerate((numbers * down // up).tolist()):
-        block[start : start + 2 * reach, number] = whole[number]
-    return block
+        filters[number, 0, start : start + 2 * reach] = whole[number]
+    return torch.from_numpy(filters)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from penstock.addons.audio.reading import EXTENSIONS, AudioFolder, check_soundfile
-from penstock.datasets.arrays import check_classes
 from penstock.datasets.files import Files, Root, open_root, with_endings
 from penstock.datasets.reading.base import Part, Sample
 from penstock.datasets.reading.split import Split, check_split
@@ -70,16 +69,14 @@ class SpokenDigits(AudioFolder):
         check_soundfile()
         check_split(split)
         self.limits = limits
-        holds = f"{recordings!r} with <digit>_<speaker>_<take>.wav in it"
-        self.folder = open_root(root, holds, files).below(recordings)
+        folder = open_root(root, f"{recordings!r}, the folder of recordings", files)
+        self.folder = folder.below(recordings)
         found = list(_recordings(self.folder, warns=split == "train"))
         self.classes = [str(digit) for digit in range(10)]
         self.speakers = sorted({speaker for _, _, speaker, _ in found})
-        check_classes(len(self.speakers), str(self.folder), limits)
-        for name in val_speakers:
-            if name not in self.speakers:
-                reason = f"no speaker {name!r} among {self.speakers}"
-                raise ConfigError(Problem("dataset.val_speakers", reason))
+        if unknown := sorted({*val_speakers}.difference(self.speakers)):
+            reason = f"no speaker {unknown[0]!r} among {self.speakers}"
+            raise ConfigError(Problem("dataset.val_speakers", reason))
         validates = split == "val"
         rows = [
             (name, digit, self.speakers.index(speaker), take)

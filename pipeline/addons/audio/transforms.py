@@ -2,7 +2,7 @@
 
 They draw from torch's global generator, which fetch seeds from the sample's key. All is computed
 in float64 by NumPy without BLAS, and rounded to float32 at the end, so that every processor gives
-the same bits. Cost for half a second at 8 kHz on one core: LogMel and Noise 0.4 ms, the
+the same bits. Cost for half a second at 8 kHz on one core: LogMel 0.25 ms, Noise 0.4 ms, the
 others up to 0.1 ms.
 """
 
@@ -46,25 +46,6 @@ class Resample:
         return {**sample, **changed, "rate": self.rate}
 
 
-class RandomCrop:
-    """A part of `seconds` at a random place; shorter audio stays as it is.
-
-    Args:
-        seconds: length of the part.
-        fields: cropped at the same place; all of one length.
-    """
-
-    def __init__(self, seconds: PositiveFloat, fields: Sequence[str] = ("audio",)) -> None:
-        self.seconds, self.fields = seconds, fields
-
-    def __call__(self, sample: Sample) -> Sample:
-        audio, length, frames = _in_step(sample, self)
-        if length <= frames:
-            return sample
-        start = _whole_below(length - frames + 1)
-        return {**sample, **{k: v[..., start : start + frames] for k, v in audio.items()}}
-
-
 class PadOrCrop:
     """Exactly `seconds`: the middle of longer audio, shorter audio with zeros at its end.
 
@@ -74,20 +55,44 @@ class PadOrCrop:
         fields: treated alike; all of one length.
     """
 
+    pads = True
+
     def __init__(
         self, seconds: PositiveFloat, random: bool = False, fields: Sequence[str] = ("audio",)
     ) -> None:
         self.seconds, self.random, self.fields = seconds, random, fields
 
     def __call__(self, sample: Sample) -> Sample:
-        audio, length, frames = _in_step(sample, self)
-        missing = frames - length
+        audio = _fields(sample, self.fields, self)
+        lengths = {name: value.shape[-1] for name, value in audio.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(
+                f"{type(self).__name__} keeps its fields in step, but their lengths differ: "
+                + ", ".join(f"{name} {length}" for name, length in lengths.items())
+            )
+        frames = max(1, round(self.seconds * _rate(sample, self)))
+        missing = frames - next(iter(lengths.values()))
+        if missing >= 0 and not self.pads:
+            return sample
+        front = 0 if missing > 0 else -(-missing // 2)
         if self.random:
             front = int(math.copysign(_whole_below(abs(missing) + 1), missing))
-        else:
-            front = 0 if missing > 0 else -(-missing // 2)
         # Negative padding crops.
         return {**sample, **{k: F.pad(v, (front, missing - front)) for k, v in audio.items()}}
+
+
+class RandomCrop(PadOrCrop):
+    """A part of `seconds` at a random place; shorter audio stays as it is.
+
+    Args:
+        seconds: length of the part.
+        fields: cropped at the same place; all of one length.
+    """
+
+    pads = False
+
+    def __init__(self, seconds: PositiveFloat, fields: Sequence[str] = ("audio",)) -> None:
+        super().__init__(seconds, random=True, fields=fields)
 
 
 class Gain:
@@ -230,7 +235,12 @@ class LogMel:
         self._window[before : before + window] = [
             0.5 - 0.5 * math.cos(turn * n) for n in range(window)
         ]
-        self._filters = mel_filters(rate, n_fft, n_mels, f_min, highest, scale)
+        filters = mel_filters(rate, n_fft, n_mels, f_min, highest, scale)
+        # Only the bins of each band, and as many for each: int64 and float64 [n_mels, width].
+        width = int((filters > 0).sum(1).max())
+        first = np.minimum((filters > 0).argmax(1), filters.shape[1] - width)
+        self._bins = first[:, None] + np.arange(width)
+        self._weights = np.take_along_axis(filters, self._bins, 1)
 
     def __call__(self, sample: Sample) -> Sample:
         (audio,) = _fields(sample, (self.field,), self).values()
@@ -245,31 +255,31 @@ class LogMel:
 
     def features(self, audio: Tensor) -> Tensor:
         """float32[C, T] or float32[T] -> float32[n_mels, T // hop + 1]."""
-        if audio.dim() not in (1, 2):
-            shape = list(audio.shape)
-            raise DataError(f"LogMel takes audio of the shape [C, T] or [T], and this has {shape}")
         wave = audio.numpy().astype(np.float64).reshape(-1, audio.shape[-1]).mean(0)
         half, count = self.n_fft // 2, len(wave) // self.hop + 1
         padded = np.pad(wave, (half, half + self.n_fft % 2))
         frames = np.lib.stride_tricks.sliding_window_view(padded, self.n_fft)[:: self.hop]
-        features = np.empty((len(self._filters), count), np.float32)
+        bands = np.empty((len(self._bins), count))
         for start in range(0, count, _FRAMES):
             spectrum = np.fft.rfft(frames[start : start + _FRAMES] * self._window)
             power = spectrum.real**2 + spectrum.imag**2
-            bands = np.einsum("mb,fb->mf", self._filters, power)  # without BLAS
-            features[:, start : start + _FRAMES] = _log(np.maximum(bands, self.floor))
-        return torch.from_numpy(features)
+            # Without BLAS, whose sums depend on the processor.
+            part = np.einsum("fmb,mb->mf", power[:, self._bins], self._weights)
+            bands[:, start : start + _FRAMES] = part
+        features = _log(np.maximum(bands, self.floor))
+        return torch.from_numpy(features.astype(np.float32))
 
 
 def _log(values: Floats) -> Floats:
     """The natural logarithm by sums and products: NumPy's depends on the processor."""
     mantissa, exponent = np.frexp(values)
     small = mantissa < math.sqrt(0.5)
-    mantissa = np.where(small, 2 * mantissa, mantissa)
+    mantissa[small] *= 2
     ratio = (mantissa - 1) / (mantissa + 1)
     square, series = ratio * ratio, np.zeros_like(ratio)
     for power in range(17, 0, -2):
-        series = series * square + 1 / power
+        series *= square
+        series += 1 / power
     return (exponent - small) * math.log(2) + 2 * ratio * series
 
 
@@ -346,21 +356,6 @@ def _fields(sample: Sample, names: Sequence[str], transform: object) -> dict[str
                 f"{tensors}"
             )
     return {name: sample[name] for name in names}
-
-
-def _in_step(
-    sample: Sample, transform: RandomCrop | PadOrCrop
-) -> tuple[dict[str, Tensor], int, int]:
-    """The fields of a transform, their length, and the frames that it makes of them."""
-    audio = _fields(sample, transform.fields, transform)
-    lengths = {name: value.shape[-1] for name, value in audio.items()}
-    if len(set(lengths.values())) > 1:
-        raise DataError(
-            f"{type(transform).__name__} keeps its fields in step, but their lengths differ: "
-            + ", ".join(f"{name} {length}" for name, length in lengths.items())
-        )
-    frames = max(1, round(transform.seconds * _rate(sample, transform)))
-    return audio, next(iter(lengths.values())), frames
 
 
 def _rate(sample: Sample, transform: object) -> int:
