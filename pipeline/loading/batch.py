@@ -59,8 +59,8 @@ class Batch(dict[str, Any]):
         self.trace, self.hashes, self.left_out = trace, hashes, left_out
         self.kinds, self.timing, self.warnings = kinds or {}, timing or {}, warnings or {}
         self.request: Any = request
-        self.positions: IntArray = getattr(request, "positions", None)
-        self.indices: IntArray = getattr(request, "indices", None)
+        self.positions: Any = getattr(request, "positions", None)
+        self.indices: Any = getattr(request, "indices", None)
         self.places: Any = places
         self.valid: torch.Tensor | None = None
         if request is not None:
@@ -90,7 +90,7 @@ class Batch(dict[str, Any]):
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """A batch with each tensor changed, also inside of dicts and lists."""
-        return tree_map_only(torch.Tensor, change, self)  # type: ignore[no-any-return]
+        return tree_map_only(torch.Tensor, change, self)
 
 
 @dataclass(frozen=True)

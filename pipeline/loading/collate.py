@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate, default_convert
 
+from penstock.errors import DataError
 from penstock.loading.encoded import EncodedImage
 from penstock.loading.output import contiguous_view
 from penstock.order.keys import IntArray
@@ -95,14 +96,13 @@ class Pad(Stack):
     def _padded(self, name: str, values: Any) -> tuple[Tensor, Tensor]:
         """Values [B, max T, ...], and their lengths."""
         if isinstance(values, Ragged):
-            rows, lengths = values
-            longest, inner = int(lengths.max()), rows.shape[1:]
-            taken = torch.arange(longest) < lengths[:, None]
-            padded = rows.new_full((*taken.shape, *inner), self.value)
-            # Not by `padded[taken] = rows`, which takes several times as long.
-            return padded.masked_scatter_(
-                taken.reshape(*taken.shape, *[1] * len(inner)), rows
-            ), lengths
+            flat, counts = values
+            inner = flat.shape[1:]
+            taken = torch.arange(int(counts.max())) < counts[:, None]
+            padded = flat.new_full((*taken.shape, *inner), self.value)
+            # Not by `padded[taken] = flat`, which takes several times as long.
+            padded.masked_scatter_(taken.reshape(*taken.shape, *[1] * len(inner)), flat)
+            return padded, counts
         if isinstance(values, Tensor) and values.ndim > 1:  # gathered, of one length
             return values, torch.full((len(values),), values.shape[1])
         rows = [plain(torch.as_tensor(value)) for value in values]
@@ -195,18 +195,26 @@ def stack(field: str, values: Any) -> Any:
 def joined(parts: Sequence[Any], order: IntArray) -> Any:
     """Parts of a field that were gathered as one, then row `order[0]` first ...
 
-    Parts of different kinds or shapes raise what torch raises.
+    Raises:
+        DataError: they are of different types or shapes.
     """
+    tensors = [part.values if isinstance(part, Ragged) else part for part in parts]
+    forms = {
+        (type(part), getattr(values, "dtype", None), getattr(values, "shape", ())[1:])
+        for part, values in zip(parts, tensors, strict=True)
+    }
+    if len(forms) > 1:  # torch.cat would make them alike, as no batch of samples is
+        raise DataError("parts of a field are of different types or shapes")
     if isinstance(parts[0], list):
         rows = [row for part in parts for row in part]
         return [rows[row] for row in order.tolist()]
     # By index_select: an index in brackets takes threads, and three times the time.
+    values = torch.cat(tensors)
     if not isinstance(parts[0], Ragged):
-        return torch.cat(list(parts)).index_select(0, torch.from_numpy(order))
+        return values.index_select(0, torch.from_numpy(order))
     lengths = torch.cat([part.lengths for part in parts]).numpy()
     starts, lengths = (np.cumsum(lengths) - lengths)[order], lengths[order]
     places = np.arange(lengths.sum()) + np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
-    values = torch.cat([part.values for part in parts])
     return Ragged(values.index_select(0, torch.from_numpy(places)), torch.from_numpy(lengths))
 
 

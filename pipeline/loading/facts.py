@@ -88,7 +88,8 @@ def columns_of(dataset: Any, fields: Fields = NAMELESS) -> Columns:
     if isinstance(dataset, TensorDataset):
         named = zip(fields.of(len(dataset.tensors)), dataset.tensors, strict=True)
         return {name: tensor.cpu().numpy() for name, tensor in named if tensor.ndim == 1}
-    columns, lengths = Columns(), getattr(dataset, "lengths", None)
+    columns = Columns()
+    lengths: Any = getattr(dataset, "lengths", None)
     if hasattr(lengths, "dtype"):
         if lengths.dtype.kind not in "iu" or len(lengths) != len(dataset):
             raise DataError(
@@ -97,7 +98,8 @@ def columns_of(dataset: Any, fields: Fields = NAMELESS) -> Columns:
                 "(docs/own_dataset.md)"
             )
         columns["length"] = np.asarray(lengths)
-    for values in (getattr(dataset, name, None) for name in ("targets", "labels", "_labels")):
+    for name in ("targets", "labels", "_labels"):
+        values: Any = getattr(dataset, name, None)
         listed = isinstance(values, (list, tuple, np.ndarray, torch.Tensor))
         first = np.asarray(values[:1]) if listed and len(values) == len(dataset) else np.empty(())
         if first.ndim == 1 and first.dtype.kind in "iuUbf":

@@ -69,7 +69,7 @@ def allocate_row(shape: Shape, dtype: type[np.generic]) -> OutputRow:
         _current.free = list(map(OutputRow, array, _current.tensor.unbind(0)))[::-1]
     free = _current.free
     if free and free[-1].array.shape == shape and free[-1].array.dtype == dtype:
-        return free.pop()  # type: ignore[no-any-return]
+        return free.pop()
     array = np.empty(shape, dtype)
     return OutputRow(array, torch.from_numpy(array))
 

@@ -20,7 +20,7 @@ from penstock.loading.batch import Batch
 from penstock.loading.collate import plain
 from penstock.loading.digests import batch_hash
 from penstock.loading.facts import SomeRows, own_row, table_of
-from penstock.loading.fields import Fields
+from penstock.loading.fields import NAMELESS, Fields
 from penstock.order.address import Address
 from penstock.order.plan import End
 from penstock.order.seeding import scope
@@ -80,7 +80,7 @@ def describe_rows(dataset: Any, batch: Batch, fields: Fields | None = None) -> l
 
     Where a filter leaves rows out, also the dataset's own row.
     """
-    table: Any = table_of(dataset, fields)
+    table: Any = table_of(dataset, fields or NAMELESS)
     names = [] if table is None else [n for n in ("path", "class", "label") if n in table.columns]
     own = ["row"] if isinstance(dataset, SomeRows) else []
     lines = [["position", "index", *own, *names]]
