@@ -453,7 +453,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
         options = LoaderOptions(
             backend=self.backend if workers else "main",
             num_workers=min(workers, 1) if parts else workers,
-            prefetch_factor=self.prefetch_factor if workers else None,
+            prefetch_factor=self.prefetch_factor or 2,
             persistent_workers=self.persistent_workers,
             pin_memory=self.pin_memory,
             timeout=self.worker_timeout,

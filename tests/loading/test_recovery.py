@@ -115,7 +115,7 @@ def test_the_third_death_at_one_address_stops_the_run(tmp_path, caplog):
     with pytest.raises(WorkerError) as caught:
         steps.extend(batch.request.step for batch in batches)
     text = str(caught.value)
-    assert re.search(r"death 3 at this address, and loader\.max_deaths=3", text)
+    assert re.search(r"death 3 of 3 at this address \(loader\.max_deaths\)", text)
     assert "sample 7 (pictures/7.png)" in text
     # What comes before it was delivered first.
     assert f"it held epoch 0, step {len(steps)}: samples" in text
@@ -140,7 +140,7 @@ def test_a_worker_that_dies_while_it_starts_is_replaced(tmp_path, caplog):
 
 def test_workers_that_cannot_start_stop_the_run(tmp_path):
     options = Options("process", 2, worker_init_fn=deaths.Start(tmp_path, times=99))
-    with pytest.raises(WorkerError, match=r"it was starting[\s\S]*death 3"):
+    with pytest.raises(WorkerError, match=r"it was starting[\s\S]*death 3 of 3"):
         toy.hashes(toy.loader(options, dataset=Files()))
 
 
@@ -228,8 +228,8 @@ def test_a_message_that_was_cut_off_stops_nobody(tmp_path):
 
 
 def test_the_limit_is_never_for_ever_unless_asked_for():
-    assert (Options().limit, Options(timeout=7).limit) == (120, 7)
-    assert Options(timeout=0).limit == 0
+    assert (Options().timeout, Options(timeout=7).timeout) == (120, 7)
+    assert Options(timeout=0).timeout == 0
 
 
 def test_streams_recover(tmp_path):

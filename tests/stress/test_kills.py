@@ -134,7 +134,7 @@ def test_kills_of_forked_workers(persistent, in_order, undisturbed):
     while storm.kills < KILLS:
         assert run(storm, options, moments(storm), epochs=2) == undisturbed[:2]
     storm.report(f"fork, persistent={persistent}, in_order={in_order}")
-    check(storm, 5)
+    check(storm, 20)
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
@@ -146,7 +146,7 @@ def test_kills_of_workers_that_start_slowly(context, undisturbed):
     assert run(storm, options, {3: 1, 15: 2}, epochs=4) == undisturbed[:4]
     storm.report(context)
     assert storm.kills >= 10
-    check(storm, 5)
+    check(storm, 60)  # a new interpreter imports torch, which takes long on a busy machine
 
 
 def test_stops(undisturbed):
@@ -156,7 +156,7 @@ def test_stops(undisturbed):
         hit = {storm.random.randrange(STEPS - 8): storm.random.choice([1, 2])}
         assert run(storm, options, hit, epochs=4) == undisturbed[:4]
     storm.report("SIGSTOP, limit 1 s")
-    check(storm, 1 + 5)
+    check(storm, 1 + 20)
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])

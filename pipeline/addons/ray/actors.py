@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import secrets
 import signal
 import threading
@@ -22,7 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from pydantic import Field
 
@@ -31,8 +29,8 @@ from penstock.errors import ConfigError, Problem
 from penstock.loading import worker_status
 from penstock.loading.workers.executors import Silence, Task, WorkerError, attempt, report_of
 from penstock.loading.workers.options import LoaderOptions
-from penstock.loading.workers.worker import wrapped
-from penstock.torch_internals import WorkerInfo, numpy_seed, share_by, worker_info
+from penstock.loading.workers.pool import as_worker, wrapped
+from penstock.torch_internals import share_by
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +145,7 @@ class Actors:
 
     def check(self) -> None:
         """Start actors again that have made no batch for `loader.timeout`."""
-        limit = self._options.limit
+        limit = self._options.timeout
         for number, silence in enumerate(self._silences):
             tasks = self._tasks[number]
             if limit and silence.look(tasks[:1], bool(tasks)) >= limit:
@@ -185,17 +183,11 @@ class _Actor:
 
         _send_tensors_as_arrays()
         share_by(torch.UntypedStorage)  # batches leave this process as copies
-        torch.set_num_threads(1)
-        seed, number, fetch = given.seed, given.number, ray.get(given.fetch)
-        random.seed(seed + number)
-        torch.manual_seed(seed + number)
-        np.random.seed(numpy_seed(seed, number))
-        dataset = fetch.dataset_of_worker()
-        info = WorkerInfo(id=number, num_workers=given.workers, seed=seed + number, dataset=dataset)
-        self._as_worker = worker_info(info)  # which ends with its object
-        self._as_worker.__enter__()
+        fetch = ray.get(given.fetch)
+        self._as_worker = as_worker(fetch, given.number, given.workers, given.seed)
+        self._as_worker.__enter__()  # it ends with its object
         if given.init is not None:
-            given.init(number)
+            given.init(given.number)
         self._fetch = fetch
 
 

@@ -163,7 +163,7 @@ def read_ahead(
     known = known or (isinstance(plan, StreamPlan) and hasattr(dataset, "files_of_shard"))
     if not ahead or not known or not hasattr(os, "fork"):
         return None
-    window = max(options.num_workers * options.ahead, 1)
+    window = max(options.num_workers * options.prefetch_factor, 1)
     return ReadAhead(plan, dataset, rank, world, window, start_method(options))
 
 

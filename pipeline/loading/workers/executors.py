@@ -124,7 +124,7 @@ def results(executor: Any, requests: Iterator[Any], options: LoaderOptions) -> I
     waited for, those behind it get ready, and the workers would have nothing to do: then it grows,
     within `slow_memory`, so that the next slow one begins earlier. It shrinks again slowly.
     """
-    window = options.num_workers * options.ahead
+    window = options.num_workers * options.prefetch_factor
     pending = deque(map(executor.submit, islice(requests, window)))
     return _taken(executor, pending, requests, options, window)
 
@@ -324,7 +324,7 @@ class Threads:
     deaths = 0
 
     def __init__(self, fetch: Any, options: LoaderOptions) -> None:
-        self._fetch, self._limit = fetch, options.limit
+        self._fetch, self._limit = fetch, options.timeout
         self.finished = threading.Event()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._first = threading.Lock()

@@ -11,8 +11,6 @@ from penstock.distributed import world
 from penstock.errors import ConfigError, Problem
 from penstock.terminal import say
 
-DEFAULT_TIMEOUT = 120.0
-SLOW_MEMORY = 256 << 20
 _MOST_WORKERS = 16  # of `auto`
 _MOST_PER_CORE = 2  # more wait for a core, whatever they read
 # What only worker processes have, and what all workers have.
@@ -30,9 +28,9 @@ class LoaderOptions:
     Attributes:
         backend: "main", "process", "thread", or one of an add-on; with no workers it is "main".
         num_workers: processes, threads or actors, per rank.
-        prefetch_factor: batches each worker is ahead; None is torch's 2.
+        prefetch_factor: batches each worker is ahead.
         timeout: seconds without a sign of life from a worker (a sample begun, a stage) after which
-            it hangs; None is DEFAULT_TIMEOUT, 0 waits for ever, for debuggers.
+            it hangs; 0 waits for ever, for debuggers.
         max_deaths: of worker processes at one address, after which the run stops.
         batch_timeout: seconds without a batch, while one is waited for, after which the run ends,
             like torch's `timeout`; 0 waits for ever.
@@ -44,28 +42,18 @@ class LoaderOptions:
 
     backend: str = "main"
     num_workers: int = 0
-    prefetch_factor: int | None = None
+    prefetch_factor: int = 2
     persistent_workers: bool = False
     pin_memory: bool = False
-    timeout: float | None = None
+    timeout: float = 120.0
     batch_timeout: float = 0.0
     worker_init_fn: Callable[[int], None] | None = None
     multiprocessing_context: str | None = None
     in_order: bool = True
     generator: int | None = None
     max_deaths: int = 3
-    slow_memory: int = SLOW_MEMORY
+    slow_memory: int = 256 << 20
     own: object = None
-
-    @property
-    def limit(self) -> float:
-        """`timeout` with its default."""
-        return DEFAULT_TIMEOUT if self.timeout is None else self.timeout
-
-    @property
-    def ahead(self) -> int:
-        """Batches that each worker is ahead."""
-        return self.prefetch_factor or 2
 
 
 def check(section: Any) -> None:
@@ -117,13 +105,12 @@ def options_of(
         backend = "thread" if threads and not processes else "process"
     if count == "auto":
         count = min(world.usable_cpus(), _MOST_WORKERS)
-    if own is not None and count and own.num_actors != "auto":
-        count = own.num_actors
-    kept = backend not in ("main", "thread") and count > 0
-    pins = section.pin_memory
+    kept, pins = backend not in ("main", "thread") and count > 0, section.pin_memory
     values = section.model_dump(include={field.name for field in fields(LoaderOptions)}) | {
         "backend": backend,
         "num_workers": count,
+        "prefetch_factor": section.prefetch_factor or LoaderOptions.prefetch_factor,
+        "timeout": LoaderOptions.timeout if section.timeout is None else section.timeout,
         "persistent_workers": kept and section.persistent_workers is not False,
         "slow_memory": int(section.slow_memory * 2**30),
         "pin_memory": world.has_accelerator() if pins is None else pins,

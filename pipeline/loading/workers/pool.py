@@ -12,21 +12,26 @@ first one counts. After `max_deaths` at one address, an error takes that batch's
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import faulthandler
+import fcntl
+import gc
 import logging
 import multiprocessing
 import os
 import pickle
-import queue
+import random
 import select
 import signal
 import socket
+import stat
+import sys
 import tempfile
 import threading
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 from multiprocessing import context, forkserver
 from multiprocessing.connection import Connection
@@ -36,30 +41,40 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from penstock.distributed.preemption import asked
 from penstock.errors import ConfigError, Problem
 from penstock.loading import worker_status
-from penstock.loading.worker_status import WorkerStatus
+from penstock.loading.worker_status import FIELDS, WorkerStatus
 from penstock.loading.workers.executors import (
     POLL,
     Failure,
     Silence,
     Task,
     WorkerError,
+    attempt,
     by_exit_code,
     report_of,
 )
-from penstock.loading.workers.message import anonymous_file, receive, send, socket_pair
+from penstock.loading.workers.message import Arena, anonymous_file, receive, send, socket_pair
 from penstock.loading.workers.options import LoaderOptions
-from penstock.loading.workers.worker import DUMP, WorkerContext, run
-from penstock.torch_internals import pin_memory
+from penstock.torch_internals import (
+    ExceptionWrapper,
+    WorkerInfo,
+    numpy_seed,
+    pin_memory,
+    share_by,
+    worker_info,
+)
 
 log = logging.getLogger(__name__)
 
 _START = 60.0  # seconds that a process may take to start, whatever the limit
 _END = 5.0  # seconds that one may take to end by itself
+_DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR2)  # asks a worker for its stack
+_PR_SET_PDEATHSIG = 1
 _FORKED = (
     "if it waits for a lock: a fork copies no threads, and what waits for one of a library waits "
     "for ever. Start workers by forkserver (loader.multiprocessing_context, or "
@@ -68,7 +83,7 @@ _FORKED = (
 
 
 class Pool:
-    """Worker processes; see `Executor`.
+    """Worker processes, as an executor.
 
     Args:
         fetch: what they do; its dataset knows paths.
@@ -80,53 +95,42 @@ class Pool:
     """
 
     def __init__(self, fetch: Any, options: LoaderOptions, seed: int, pin: bool) -> None:
-        method = start_method(options)
-        processes = multiprocessing.get_context(method)
-        self._options, self._dataset = options, fetch.dataset
+        self._options, self._dataset, self._owner = options, fetch.dataset, os.getpid()
         self._device = torch.accelerator.current_device_index() if pin else None
         self.finished, self.deaths = threading.Event(), 0
         self._lock, self._numbers = threading.RLock(), count()
         self._tasks: dict[int, Task] = {}  # without a result
         self._unsent: deque[int] = deque()  # of these, such as did not fit into the socket
-        self._requests, theirs = socket_pair()
-        self._results, senders = socket_pair()
+        self._requests, self._taken = socket_pair()
+        self._results, self._made = socket_pair()
         self._requests.setblocking(False)
-        size, cells = (
-            options.num_workers,
-            processes.RawArray("q", options.num_workers * worker_status.FIELDS),
-        )
-        init, owner = options.worker_init_fn, os.getpid()
-        self._given = WorkerContext(fetch, init, size, seed, owner, method, theirs, senders, cells)
-        self._workers = [_Worker(replace(self._given, number=n), processes) for n in range(size)]
-        self._is_closed, self._looked = False, 0.0
+        method = start_method(options)
+        start = multiprocessing.get_context(method)
+        cells = start.RawArray("q", options.num_workers * FIELDS)
+        given = fetch, options, seed, self._owner, method, self._taken, self._made, cells
+        self._workers = [_Worker(n, start.Process, given) for n in range(options.num_workers)]
         self._error: BaseException | None = None
-        self._begun: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._is_closed, self._looked = False, 0.0
         self._thread = threading.Thread(target=self._live, name="penstock-pool", daemon=True)
         self._thread.start()
+        self.finished.wait()
         # multiprocessing waits for its processes at exit; this comes before.
         self._at_exit = Finalize(None, self.close, exitpriority=100)
-        if (error := self._begun.get()) is not None:
-            self._at_exit.cancel()
-            reason = str(error)
+        if isinstance(self._error, OSError) and self._error.errno != errno.EMFILE:
+            reason = f"{method} cannot start workers: {self._error}"
             if "AF_UNIX" in reason:  # of the forkserver's socket
-                reason = (
-                    f"the path of the temporary folder {tempfile.gettempdir()!r} is too long for "
-                    "its socket. Set TMPDIR to a shorter one"
-                )
-            if not isinstance(error, OSError) or error.errno == errno.EMFILE:
-                raise error
-            key = "loader.num_workers"
-            raise ConfigError(Problem(key, f"{method} cannot start workers: {reason}")) from error
+                reason += f" in {tempfile.gettempdir()!r}; set TMPDIR to a folder with a short one"
+            raise ConfigError(Problem("loader.num_workers", reason)) from self._error
+        self.check()
 
     def processes(self) -> list[Any]:
         return [worker.process for worker in self._workers if worker.process is not None]
 
     def statuses(self) -> list[WorkerStatus]:
         """Where each worker stands."""
-        return [worker.status for worker in self._workers]
+        return [worker_status.read(worker.cell) for worker in self._workers]
 
     def submit(self, request: Any) -> Task:
-        """Hand a request to the workers; never waits."""
         task, number = Task(request), next(self._numbers)
         with self._lock:
             self._tasks[number] = task
@@ -141,7 +145,6 @@ class Pool:
                 self._unsent.popleft()
 
     def drop(self) -> None:
-        """Forget the requests of a run that was left."""
         with self._lock:
             self._tasks.clear()
             self._hand_out()
@@ -150,7 +153,7 @@ class Pool:
         """Put what no worker has, and only that, into their socket again."""
         with suppress(BlockingIOError):
             while True:
-                receive(self._given.requests, socket.MSG_DONTWAIT)[1]()
+                receive(self._taken, socket.MSG_DONTWAIT)[1]()
         held = {status.task for status in self.statuses()}
         self._unsent = deque(number for number in self._tasks if number not in held)
         self._send()
@@ -162,7 +165,7 @@ class Pool:
     def close(self) -> None:
         """End the workers: by themselves if they do so soon, at once when the run is to stop."""
         self._at_exit.cancel()
-        if os.getpid() == self._given.owner and self._thread.is_alive() and not self._is_closed:
+        if os.getpid() == self._owner and self._thread.is_alive() and not self._is_closed:
             self.drop()
             self._is_closed = True
             self._requests.shutdown(socket.SHUT_WR)
@@ -178,15 +181,18 @@ class Pool:
                 torch.accelerator.set_device_index(self._device)
             for worker in self._workers:
                 worker.start()
-            self._begun.put(None)
+            self.finished.set()
             while not self._is_closed:
                 self._turn()
         except BaseException as error:
             self._error = error
-            self._begun.put(error)
             self.finished.set()
         finally:
-            self._end()
+            ends = time.monotonic() + _END
+            for worker in self._workers:
+                self.deaths += worker.end(ends)
+            for end in (self._requests, self._taken, self._results, self._made):
+                end.close()
 
     def _turn(self) -> None:
         """Wait for results or deaths, and see to them."""
@@ -203,19 +209,14 @@ class Pool:
 
     def _receive(self) -> None:
         """Give the results that are there to their tasks."""
-        while True:
-            try:
+        with suppress(BlockingIOError):
+            while True:
                 number, load = receive(self._results, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            result: Any
-            try:
-                result = load()
-                if self._device is not None:
-                    result = pin_memory(result)
-            except Exception as error:
-                result = WorkerError(f"a batch cannot be received: {error}")
-            self._finish(number, result)
+                try:
+                    result = load() if self._device is None else pin_memory(load())
+                except Exception as error:
+                    result = WorkerError(f"a batch cannot be received: {error}")
+                self._finish(number, result)
 
     def _finish(self, number: int, result: Any) -> None:
         with self._lock:
@@ -226,35 +227,32 @@ class Pool:
 
     def _look(self) -> None:
         """Replace the workers that died, and end those that hang."""
-        held = {status.task for status in self.statuses()}
-        is_waiting = not self._tasks.keys() <= held
+        is_waiting = not self._tasks.keys() <= {status.task for status in self.statuses()}
         for worker in self._workers:
-            limit = self._options.limit
             if worker.process is None:
                 if self._tasks:
                     worker.start()
                 continue
-            code, status = worker.process.exitcode, worker.status
-            if code is not None:
-                self._replace(worker, status, *by_exit_code(code))
-                continue
+            code, limit = worker.process.exitcode, self._options.timeout
+            status = worker_status.read(worker.cell)
             silent = worker.silence.look(status, is_waiting or status.task in self._tasks)
             if status.stage == worker_status.STARTING and limit:
                 limit = max(limit, _START)
-            if limit and silent >= limit:
+            if code is not None:
+                self._replace(worker, status, *by_exit_code(code))
+            elif limit and silent >= limit:
                 hint = worker.write_stack()
                 how = f"gave no sign of life for {limit:g} s (loader.timeout) and was killed"
                 self._replace(worker, status, how, hint)
 
     def _replace(self, worker: _Worker, status: WorkerStatus, how: str, hint: str) -> None:
         """Report a death, and continue with another process, or with an error."""
-        pid, stack, most = worker.process.pid, worker.stack(), self._options.max_deaths
-        number = status.task
+        number, pid, most = status.task, worker.process.pid, self._options.max_deaths
         if status.stage == worker_status.STARTING:  # else who cannot start would be started forever
             number = next(iter(self._tasks), number)
         task = self._tasks.get(number)
         who, request = f"DataLoader worker {worker.number} (pid {pid})", task and task.request
-        text = report_of(who, how, status, request, self._dataset, stack, hint)
+        text = report_of(who, how, status, request, self._dataset, worker.stack(), hint)
         worker.end()
         self._receive()  # what it had sent before
         self.deaths += 1
@@ -262,33 +260,19 @@ class Pool:
             log.warning("%s\n    it is started again when there is work", text)
         else:
             task.deaths += 1
-            count = f"death {task.deaths} of {most} at this address"
+            text += f"\n    death {task.deaths} of {most} at this address"
             if task.deaths < most:
-                log.warning("%s\n    %s; another process makes the same batches", text, count)
+                log.warning("%s; another process makes the same batches", text)
             else:
-                advice = (
-                    f"death {most} at this address, and loader.max_deaths={most}. Look at its "
-                    "samples (task=replay makes that one batch again in this process), or leave "
-                    "them out"
+                error = WorkerError(
+                    f"{text} (loader.max_deaths). Look at its samples (task=replay makes that one "
+                    "batch again in this process), or leave them out"
                 )
-                error = WorkerError(f"{text}\n    {advice}")
                 error.pid = pid
                 self._finish(number, Failure(task.request, error))
         if self._tasks:
             worker.start()
         self._hand_out()
-
-    def _end(self) -> None:
-        ends = time.monotonic() + _END
-        for worker in self._workers:
-            process = worker.process
-            while process and process.exitcode is None and time.monotonic() < ends and not asked():
-                process.join(POLL / 4)
-            if process and process.exitcode:
-                self.deaths += 1  # while it was idle, or when the epoch was over
-            worker.end()
-        for end in (self._requests, self._results, self._given.requests, self._given.results):
-            end.close()
 
 
 class _Worker:
@@ -296,27 +280,21 @@ class _Worker:
 
     Attributes:
         process: None before the first, and between two.
+        cell: where it stands.
     """
 
-    def __init__(self, given: WorkerContext, context: Any) -> None:
-        self.number, self._given, self._context = given.number, given, context
-        self.process: Any = None
-        self.cell, self.silence = given.cell, Silence()
-
-    @property
-    def status(self) -> WorkerStatus:
-        return worker_status.read(self.cell)
+    def __init__(self, number: int, process: Any, given: tuple[Any, ...]) -> None:
+        self.number, self._new, self._given, self.process = number, process, given, None
+        cells = memoryview(given[-1]).cast("B").cast("q")
+        self.cell, self.silence = cells[number * FIELDS :][:FIELDS], Silence()
 
     def start(self) -> None:
         worker_status.clear(self.cell)
         self._stack = Connection(anonymous_file())
-        own = replace(self._given, stack=self._stack)
-        self.process = self._context.Process(target=run, args=(own,), daemon=True)
-        try:
-            self.process.start()
-        except BaseException:
-            self.process = None
-            raise
+        args = self.number, self._stack, *self._given
+        process = self._new(target=_run, args=args, daemon=True)
+        process.start()
+        self.process = process
 
     def stack(self) -> str:
         """What it has written, most recent call first."""
@@ -325,25 +303,29 @@ class _Worker:
 
     def write_stack(self) -> str:
         """Have a process that hangs write its stack, within a second; a hint on it."""
-        state = Path(f"/proc/{self.process.pid}/stat")
+        state, pid = Path(f"/proc/{self.process.pid}/stat"), self.process.pid
         is_stopped = state.exists() and state.read_text().rpartition(") ")[2][:1] in "Tt"
-        os.kill(self.process.pid, DUMP)
-        os.kill(self.process.pid, signal.SIGCONT)
+        os.kill(pid, _DUMP)
+        os.kill(pid, signal.SIGCONT)
         ends = time.monotonic() + 1
         while not self.stack() and time.monotonic() < ends:
             time.sleep(0.05)
         if is_stopped:
             return "it had been stopped (SIGSTOP, or a debugger); the stack is from after that"
-        return _FORKED if self._given.method == "fork" else ""
+        return _FORKED if self._given[4] == "fork" else ""
 
-    def end(self) -> None:
-        """Kill it if it is there, and release all that was its own."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.join()
-            self.process.close()
+    def end(self, until: float = 0.0) -> bool:
+        """Wait for its end, then kill it, and release what was its own; whether it had died."""
+        process, self.process = self.process, None
+        while process and process.exitcode is None and time.monotonic() < until and not asked():
+            process.join(POLL / 4)
+        code = process.exitcode if process else 0
+        if process:
+            process.kill()
+            process.join()
+            process.close()
             self._stack.close()
-            self.process = None
+        return bool(code)
 
 
 def start_method(options: LoaderOptions) -> str:
@@ -357,7 +339,7 @@ def start_method(options: LoaderOptions) -> str:
 
 def refuse_unsendable(fetch: Any, options: LoaderOptions) -> None:
     """Raise ConfigError for parts that cannot be sent to a worker, before anything has begun."""
-    method = start_method(options)
+    method, key = start_method(options), ""
     if method == "fork":
         return
     server: Any = forkserver._forkserver
@@ -365,7 +347,7 @@ def refuse_unsendable(fetch: Any, options: LoaderOptions) -> None:
     # in each of them, where it takes 3 s.
     if method == "forkserver" and server._preload_modules == ["__main__"]:
         forkserver.set_forkserver_preload(["__main__", __name__])
-    outside, key = context.get_spawning_popen(), ""
+    outside = context.get_spawning_popen()
     nobody: Any = SimpleNamespace(duplicate_for_child=int, DupFd=int)  # nothing is passed on
     context.set_spawning_popen(nobody)  # else multiprocessing's locks cannot be sent
     try:
@@ -377,3 +359,115 @@ def refuse_unsendable(fetch: Any, options: LoaderOptions) -> None:
         raise ConfigError(Problem(key, reason)) from error
     finally:
         context.set_spawning_popen(outside)
+
+
+# In a worker process.
+
+
+def _run(
+    number: int,
+    stack: Connection,
+    fetch: Any,
+    options: LoaderOptions,
+    seed: int,
+    owner: int,
+    method: str,
+    requests: socket.socket,
+    results: socket.socket,
+    cells: Any,
+) -> None:
+    """Work on requests until there will be none.
+
+    Args:
+        stack: where the stack is written when this process crashes, or is asked for it by a signal;
+            a Connection, as that can be passed to a new process.
+        owner: pid of the process that it works for, whose pool's thread has started it.
+        requests, results: ends of the sockets that all workers share.
+    """
+    # What a fork has copied is its owner's to collect: finalizers of libraries with threads, such
+    # as Ray's, crash here. Memory that nobody goes through also stays shared. A new interpreter has
+    # copied nothing, and at its end what is frozen would be reported as leaked.
+    if method != "spawn":
+        gc.freeze()
+        _reopen_files({0, 1, 2, stack.fileno(), requests.fileno(), results.fileno()})
+    # Linux kills it when the thread that started it ends, which the pool's does last of all. Where
+    # a server has started it, nobody is left to send a request then.
+    if sys.platform == "linux" and os.getppid() == owner:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != owner:  # it ended in the meantime
+            os._exit(1)
+    # Enabled twice, it would not take its signals back from others, such as Ray.
+    faulthandler.disable()
+    faulthandler.enable(stack.fileno(), all_threads=False)
+    faulthandler.register(_DUMP, stack.fileno(), all_threads=False, chain=False)
+    # Signals that stop a run may reach the whole group; the main process ends its workers itself.
+    # SIG_IGN would be inherited by programs that are started from here.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for signal_number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(signal_number, lambda number, frame: None)
+    arena, error = Arena(), None
+    share_by(arena.allocate)  # for default_collate, too
+    cell = memoryview(cells).cast("B").cast("q")[number * FIELDS :][:FIELDS]
+    worker_status.use(cell)
+    with as_worker(fetch, number, options.num_workers, seed), suppress(EOFError, ConnectionError):
+        try:
+            if options.worker_init_fn is not None:
+                options.worker_init_fn(number)
+        except Exception as failed:
+            error = wrapped(failed, number)  # the first result
+        worker_status.report(worker_status.WHOLE, worker_status.IDLE)
+        while True:
+            task, load = receive(requests)
+            cell[worker_status.TASK] = task
+            try:
+                result = error or attempt(fetch, load())
+            except BaseException as failed:  # sys.exit() in a sample, too
+                result = wrapped(failed, number)
+            try:
+                send(results, task, result, arena)
+            except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as failed:
+                send(results, task, wrapped(failed, number))
+            error = result = None  # the next one may need the memory
+
+
+def as_worker(fetch: Any, number: int, workers: int, seed: int) -> Any:
+    """Seed this process as torch seeds a worker; a context in which it describes itself as one."""
+    torch.set_num_threads(1)
+    random.seed(seed + number)
+    torch.manual_seed(seed + number)
+    np.random.seed(numpy_seed(seed, number))
+    dataset = fetch.dataset_of_worker()
+    info = WorkerInfo(id=number, num_workers=workers, seed=seed + number, dataset=dataset)
+    return worker_info(info)
+
+
+def _reopen_files(kept: set[int]) -> None:
+    """Give files that were open for reading before the fork positions of this process's own.
+
+    A fork shares the positions: what one worker reads by seek() and read() would be what another
+    has sought. Linux only; elsewhere workers are spawned, and an open file cannot be sent there.
+    """
+    for descriptor in {int(path.name) for path in Path("/proc/self/fd").glob("*")} - kept:
+        with suppress(OSError):  # the one of the listing is closed again
+            mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+            if mode != os.O_WRONLY and stat.S_ISREG(os.fstat(descriptor).st_mode):
+                own = os.open(f"/proc/self/fd/{descriptor}", mode)
+                os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+                os.dup2(own, descriptor, inheritable=False)
+                os.close(own)
+
+
+def wrapped(error: BaseException, worker: int) -> ExceptionWrapper:
+    """An error as it travels to the process that raises it again: its type and its text.
+
+    A type that cannot be sent, or made of a text alone, becomes RuntimeError: torch's wrapper would
+    lose the text. So does SystemExit, which would end that process.
+    """
+    kind: Any = type(error)
+    try:
+        pickle.dumps(kind)
+        is_plain = isinstance(error, Exception) and not getattr(kind, "message", None)
+    except Exception:
+        is_plain = False
+    parts = kind if is_plain else RuntimeError, error, error.__traceback__
+    return ExceptionWrapper(parts, where=f"in DataLoader worker process {worker}")
