@@ -105,7 +105,7 @@ class Pool:
         self._results, self._made = socket_pair()
         self._requests.setblocking(False)
         method = start_method(options)
-        start = multiprocessing.get_context(method)
+        start: Any = multiprocessing.get_context(method)
         cells = start.RawArray("q", options.num_workers * FIELDS)
         given = fetch, options, seed, self._owner, method, self._taken, self._made, cells
         self._workers = [_Worker(n, start.Process, given) for n in range(options.num_workers)]
@@ -284,7 +284,8 @@ class _Worker:
     """
 
     def __init__(self, number: int, process: Any, given: tuple[Any, ...]) -> None:
-        self.number, self._new, self._given, self.process = number, process, given, None
+        self.number, self._new, self._given = number, process, given
+        self.process: Any = None
         cells = memoryview(given[-1]).cast("B").cast("q")
         self.cell, self.silence = cells[number * FIELDS :][:FIELDS], Silence()
 
