@@ -147,11 +147,6 @@ class Loader:
         """Workers that died or stopped answering and were replaced, in all epochs."""
         return self.workers.deaths
 
-    @property
-    def executor(self) -> str:
-        """The maker of its batches, in a word or two: "worker process"."""
-        return self.workers.executor
-
     def __len__(self) -> int:
         """Steps in an epoch."""
         return len(self.plan)
@@ -302,32 +297,21 @@ class Loader:
         Raises:
             ConfigError: the addresses of the state mean other batches, or it is damaged.
         """
-        if state.get("version") != STATE_VERSION:
-            raise ConfigError(
-                f"the loader state has version {state.get('version')!r:.60}; this one reads "
-                f"{STATE_VERSION}"
-            )
+        own = {"version": STATE_VERSION, **self.fingerprint}
         try:
             address = int(state["epoch"]), int(state["step"])
-            saved = dict(state["fingerprint"])
+            saved = {"version": state.get("version"), **state["fingerprint"]}
         except (LookupError, TypeError, ValueError) as error:
             raise ConfigError(f"the loader state is damaged: {error}") from error
-        keys = [
-            str(key)[:200]
-            for key in saved.keys() | self.fingerprint.keys()
-            if saved.get(key) != self.fingerprint.get(key)
-        ]
+        keys = sorted(key for key in {**own, **saved} if own.get(key) != saved.get(key))
         if keys:
             raise ConfigError(
-                [
-                    Problem(
-                        key,
-                        f"is {self.fingerprint.get(key)!r} here and was "
-                        f"{saved.get(key)!r:.60} when the state was saved, so its address means "
-                        "another batch",
-                    )
-                    for key in sorted(keys)[:_MOST_PROBLEMS]
-                ]
+                Problem(
+                    str(key)[:200],
+                    f"is {own.get(key)!r} here and was {saved.get(key)!r:.60} when the state was "
+                    "saved, so its address means another batch",
+                )
+                for key in keys[:_MOST_PROBLEMS]
             )
         self._next = address
         self._broken_off = False

@@ -58,7 +58,7 @@ def summary(fit: Fit) -> str:
         f"epoch, and an epoch has {'no known number' if steps is None else f'{steps:,}'}"
         if gathered > 1 and (steps is None or steps % gathered)
         else "",
-        "loader": f"{options.num_workers} workers ({train.executor})"
+        "loader": f"{options.num_workers} workers ({options.backend})"
         if options.num_workers and options.backend != "main"
         else "in this process, between the steps (loader.num_workers=0)",
         "skips": train.plan.skipped and str(train.plan.skipped),
