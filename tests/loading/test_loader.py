@@ -205,7 +205,7 @@ def test_a_state_of_other_addresses_is_refused():
     loader.fingerprint = {"seed": "1", "sampler": "random"}
     with pytest.raises(ConfigError, match=r"seed: is '1' here and was '0'"):
         loader.load_state_dict(state)
-    with pytest.raises(ConfigError, match="version 9"):
+    with pytest.raises(ConfigError, match="version: is 1 here and was 9"):
         loader.load_state_dict({**state, "version": 9})
 
 
