@@ -137,8 +137,7 @@ class HorizontalFlip(Geometric):
     """
 
     def __init__(self, p: Fraction = 0.5, pairs: Pairs | None = None) -> None:
-        self.p = p
-        self.pairs = [] if pairs is None else pairs
+        self.p, self.pairs = p, pairs or []
 
     def move(self, random: KeyedRandom, height: int, width: int) -> Move:
         flipped = random.bernoulli(self.p)

@@ -111,8 +111,9 @@ class CenterCrop:
     def __init__(self, size: tuple[int, int] | None = None, resize: int | None = None) -> None:
         self.size, self.resize = size, resize
         if size is not None and resize is not None and resize < max(size):
-            reason = f"got {resize}, but {max(size)} pixels are to be cut out of it"
-            raise ConfigError(Problem("resize", reason))
+            raise ConfigError(
+                Problem("resize", f"got {resize}, but {max(size)} pixels are to be cut out of it")
+            )
 
     def __call__(self, keys: KeyArray, widths: Sizes, heights: Sizes) -> Crops:
         """The crops of pictures; each argument is [B], and `keys` is not used."""

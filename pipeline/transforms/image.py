@@ -101,18 +101,17 @@ class Normalize:
         return ((images * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-def mirror_order(pairs: Pairs, count: int, fewest: int | None = None) -> torch.Tensor:
+def mirror_order(pairs: Pairs, count: int, fewest: int) -> torch.Tensor:
     """Which of `count` landmarks takes the place of each in a mirror, int64[count].
 
     Args:
         pairs: as for `LandmarkFlip`.
-        fewest: landmarks of a sample, if its others are padding.
+        fewest: landmarks of the sample that has the fewest; its others are padding.
 
     Raises:
         ConfigError: `pairs` names landmarks that there are not.
     """
     order = list(range(count))
-    fewest = count if fewest is None else fewest
     for left, right in _IBUG68_PAIRS if isinstance(pairs, str) else pairs:
         if not 0 <= min(left, right) <= max(left, right) < fewest:
             raise ConfigError(
@@ -147,7 +146,7 @@ class LandmarkFlip:
             if isinstance(value, tv_tensors.TVTensor):
                 changed[name] = F.horizontal_flip(value)
             if isinstance(value, tv_tensors.KeyPoints):
-                order = mirror_order(self.pairs, value.shape[-2])
+                order = mirror_order(self.pairs, value.shape[-2], value.shape[-2])
                 changed[name] = tv_tensors.wrap(changed[name][..., order, :], like=changed[name])
         return changed
 
@@ -161,8 +160,7 @@ class FaceCrop:
     """
 
     def __init__(self, scale: float = 1.3, jitter: float = 0.0) -> None:
-        self.scale = scale
-        self.jitter = jitter
+        self.scale, self.jitter = scale, jitter
 
     def __call__(self, sample: Sample) -> Sample:
         points = next((v for v in sample.values() if isinstance(v, tv_tensors.KeyPoints)), None)

@@ -179,10 +179,10 @@ class Decode:
         if self._normal is None:
             np.copyto(target, pixels)
             return
-        pixels = np.ascontiguousarray(pixels)  # transposing bytes is faster than floats
-        for channel, scale, bias in zip(range(3), *self._normal, strict=True):
-            np.multiply(pixels[channel], np.float32(scale), out=target[channel])
-            target[channel] += np.float32(bias)
+        scale, bias = np.array(self._normal, np.float32)[:, :, None, None]
+        # Transposing bytes is faster than floats.
+        np.multiply(np.ascontiguousarray(pixels), scale, out=target)
+        target += bias
 
 
 class DecodeRandomResizedCrop(Decode):
@@ -268,8 +268,11 @@ def _chosen(decoder: Decoder) -> Literal["native", "pure"]:
             )
         )
     if decoder == "auto" and not built:
-        missing = "the native decoder was not built; it needs libjpeg-dev and a C compiler"
-        notices.setdefault("decoder", f"JPEG files are decoded in Python: {missing}")
+        notices.setdefault(
+            "decoder",
+            "JPEG files are decoded in Python: the native decoder was not built; it needs "
+            "libjpeg-dev and a C compiler",
+        )
     return "native" if built and decoder != "pure" else "pure"
 
 

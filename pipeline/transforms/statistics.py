@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,27 +68,20 @@ def statistics_of(
         std of a constant channel is 1.
 
     Raises:
-        DataError: there are no images, one cannot be read, or the kept file is damaged.
+        DataError: there are no images, or one cannot be read.
         DiskError: the result cannot be written.
     """
     folder = Path(cache_dir).expanduser() / "statistics"
     named = getattr(dataset, "fingerprint", None) if fingerprint is None else fingerprint
     path = folder / f"{named}.json"
-    if named and os.path.lexists(path):
-        try:
-            kept = json.loads(path.read_bytes())
-            mean, deviations = ([float(one) for one in kept[key]] for key in ("mean", "std"))
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise DataError(
-                f"{path} is damaged: {reason}. Delete it to compute it again"
-            ) from error
-    else:
-        mean, deviations = _computed(dataset, names or Fields())
+    try:
+        kept = json.loads(path.read_bytes())
+    except (OSError, ValueError):  # there is none, or a damaged one
+        kept = _computed(dataset, names or Fields())
         if named:
             prepare(folder)
-            text = json.dumps({"mean": mean, "std": deviations}, indent=2)
-            write_atomically(path, f"{text}\n".encode())
+            write_atomically(path, f"{json.dumps(kept, indent=2)}\n".encode())
+    mean, deviations = kept["mean"], kept["std"]
     usable = scales(deviations, 1.0, _HALF_A_LEVEL).tolist()
     for channel in np.flatnonzero(np.not_equal(deviations, usable)).tolist():
         log.warning(
@@ -101,7 +93,7 @@ def statistics_of(
     return {"mean": mean, "std": usable}
 
 
-def _computed(dataset: Any, names: Fields) -> tuple[list[float], list[float]]:
+def _computed(dataset: Any, names: Fields) -> dict[str, list[float]]:
     log.info("computing image statistics of %d training samples", len(dataset))
 
     def sums(row: int) -> tuple[int, torch.Tensor, torch.Tensor]:
@@ -128,4 +120,4 @@ def _computed(dataset: Any, names: Fields) -> tuple[list[float], list[float]]:
         raise DataError("there are no training samples to compute image statistics from")
     mean = total / count
     deviation = (squares / count - mean**2).clamp(min=0).sqrt()
-    return (mean / 255).tolist(), (deviation / 255).tolist()
+    return {"mean": (mean / 255).tolist(), "std": (deviation / 255).tolist()}

@@ -52,8 +52,9 @@ class Tokenize:
         self.field, self.kind, self.max_length, self.lower = field, kind, max_length, lower
         self.size = size or (258 if kind == "bytes" else 8192)
         if kind == "bytes" and self.size != 258:
-            reason = f"{self.size}; bytes have 258 ids (256, padding, and no text)"
-            raise ConfigError(Problem("size", reason))
+            raise ConfigError(
+                Problem("size", f"{self.size}; bytes have 258 ids (256, padding, and no text)")
+            )
 
     def __call__(self, sample: Sample) -> Sample:
         text = sample.get(self.field)

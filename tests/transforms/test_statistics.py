@@ -46,6 +46,13 @@ def test_statistics_are_those_of_all_pixels_and_are_computed_once(tmp_path):
     assert [path.name for path in (tmp_path / "statistics").iterdir()] == ["abc.json"]
 
 
+def test_a_kept_file_that_is_damaged_is_made_again(tmp_path):
+    got = statistics_of(Images(), tmp_path)
+    path = tmp_path / "statistics" / "abc.json"
+    path.write_text('{"mean": [0.5')
+    assert statistics_of(Images(), tmp_path) == json.loads(path.read_text()) == got
+
+
 def test_data_without_images_is_refused(tmp_path):
     class Numbers(Images):
         def __getitem__(self, row):
