@@ -42,8 +42,6 @@ Stage = Literal["read", "transform", "collate"]
 
 ATTEMPTS = 10  # rows that are read instead of a bad one, at most
 
-_CONTENT = (DataError, OSError, EOFError, UnicodeError)
-_WHILE_READING = (ValueError, RuntimeError, SyntaxError)
 # Errors of these kinds that are the code's or the machine's.
 _NEVER = (
     UnreachableError, NotImplementedError, RecursionError, torch.OutOfMemoryError, ConnectionError,
@@ -61,8 +59,6 @@ _DECODERS = {
 }  # fmt: skip
 
 _WAY_OUT = "\nbad_samples.on_error=skip or substitute leaves such samples out; task=check lists all"
-_NAMED = 5  # samples that a message names
-_UNKNOWN_LENGTH = 10  # samples of a stream of unknown length that a share always allows
 
 
 class SampleError(PenstockError):
@@ -170,12 +166,14 @@ def is_bad(error: Exception, stage: Stage) -> bool:
     of_machine = isinstance(error, OSError) and error.errno in _MACHINE_CODES
     if of_machine or isinstance(error, _NEVER) or "can't allocate memory" in str(error):
         return False
-    return _is_content(error) or (stage == "read" and isinstance(error, _WHILE_READING))
+    of_reading = stage == "read" and isinstance(error, (ValueError, RuntimeError, SyntaxError))
+    return of_reading or _is_content(error)
 
 
 def _is_content(error: Exception) -> bool:
     """Whether only a sample's content can have raised `error`, as a rule."""
-    return isinstance(error, _CONTENT) or type(error).__module__.split(".")[0] in _DECODERS
+    of_content = isinstance(error, (DataError, OSError, EOFError, UnicodeError))
+    return of_content or type(error).__module__.split(".")[0] in _DECODERS
 
 
 def explained(
@@ -256,10 +254,10 @@ class Budget:
         length, count, allowed = self._length(self._epoch), len(self._left_out), self.limit
         total = self._seen if length is None else length
         if isinstance(allowed, float):
-            allowed = max(math.ceil(allowed * total), _UNKNOWN_LENGTH if length is None else 1)
+            allowed = max(math.ceil(allowed * total), 10 if length is None else 1)
         if count > allowed:
             so_far = " so far" if length is None else ""
-            named = "".join(f"\n  {sample}" for sample in self._left_out[:_NAMED])
+            named = "".join(f"\n  {sample}" for sample in self._left_out[:5])
             raise DataError(
                 f"{count} bad samples in epoch {self._epoch} of the {self._split} split "
                 f"({total}{so_far} samples), and bad_samples.budget={self.limit} allows {allowed}:"

@@ -139,10 +139,9 @@ def table_for(names: set[str], dataset: Any, fields: Fields, steps: Mapping[str,
         return table
     if hasattr(dataset, "text_lengths"):
         return table.assign(length=dataset.text_lengths(tokenizer.length, tokenizer.counting))
-    if tokenizer.field not in table.columns:
-        return table
-    texts = watched(table[tokenizer.field], len(table), "counting tokens")
-    return table.assign(length=[tokenizer.length(text) for text in texts])
+    texts = watched(table.get(tokenizer.field, ()), len(table), "counting tokens")
+    lengths = [tokenizer.length(text) for text in texts]
+    return table.assign(length=lengths) if lengths else table
 
 
 def tokenizer_of(steps: Mapping[str, Any]) -> Any:

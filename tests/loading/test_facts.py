@@ -104,6 +104,7 @@ FEATURES, CLASSES = torch.zeros(3, 2, 5), torch.tensor([0, 3, 1])
     ("dataset", "expected"),
     [
         (Rows(facts={"num_classes": 7}, classes=["a"]), {"num_classes": 7}),
+        (Subset(Rows(facts={"num_classes": 7}), [0]), {"num_classes": 7}),
         (LABELED, {"num_classes": 3, "num_outputs": 3}),
         (Subset(LABELED, [0]), {"num_classes": 3, "num_outputs": 3}),
         (ConcatDataset([LABELED, LABELED]), {"num_classes": 3, "num_outputs": 3}),
