@@ -220,7 +220,7 @@ def hashes(loader: Loader, epoch: int = 0, start: int = 0) -> list[str]:
 
 
 def worker_pids(loader: Loader) -> list[int]:
-    return loader.workers.pids()
+    return [process.pid for process in loader.workers.processes() if process.is_alive()]
 
 
 def shares(sampler, size: int, epoch: int, step: int, world: int = 1, tail: str = "keep"):

@@ -77,9 +77,6 @@ class Result(NamedTuple):
 class _Fetch:
     """What executors ask of a fetch besides calling it."""
 
-    seed = 0
-    transform = batch_transform = None
-    compared = True
     draws_nothing = False
     dataset: Any
 

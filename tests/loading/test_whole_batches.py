@@ -272,7 +272,7 @@ def test_a_worker_that_dies_in_c_is_reported_with_its_file(tmp_path, caplog):
         while not killed.wait(0.002):
             pool = loader.workers.executor
             if pool and pool.statuses()[0][2:4] == (5, worker_status.TRANSFORM):
-                os.kill(loader.workers.pids()[0], signal.SIGKILL)
+                os.kill(pool.processes()[0].pid, signal.SIGKILL)
                 killed.set()
 
     killer = threading.Thread(target=kill)

@@ -11,7 +11,7 @@ from torch.utils.data import get_worker_info
 
 from penstock.loading.workers.options import LoaderOptions
 from penstock.runs import checkpoint
-from tests import deaths, toy
+from tests import deaths, port, toy
 from tests.program import ROOT
 from tests.resuming import Case, Rows
 
@@ -54,7 +54,7 @@ def test_a_worker_that_dies_when_nobody_asks_is_counted():
     options = LoaderOptions("process", 2, persistent_workers=True)
     with toy.loader(options) as loader:
         toy.hashes(loader)
-        pids = loader.workers.pids()
+        pids = port.worker_pids(loader)
         os.kill(pids[0], signal.SIGKILL)
         assert deaths.until(lambda: deaths.is_gone(pids[0]))
     assert loader.deaths == 1

@@ -224,15 +224,15 @@ def by_exit_code(code: int) -> tuple[str, str]:
     """An exit code of multiprocessing in words, and a hint on it."""
     if code >= 0:
         return f"exited unexpectedly with code {code}", ""
-    name = ""
-    with suppress(ValueError):
-        name = f" ({signal.Signals(-code).name})"
+    name = next((f" ({one.name})" for one in signal.Signals if one == -code), "")
     hints = {
         signal.SIGKILL: "SIGKILL leaves no stack behind; the system also sends it when memory runs "
         "out (dmesg tells)",
         signal.SIGBUS: "SIGBUS also comes when shared memory or a mapped file runs out of space",
     }
-    return f"was killed by signal {-code}{name}", hints.get(signal.Signals(-code), "")
+    return f"was killed by signal {-code}{name}", next(
+        (hint for number, hint in hints.items() if number == -code), ""
+    )
 
 
 class Workers:
@@ -261,10 +261,6 @@ class Workers:
     def deaths(self) -> int:
         """Workers that died or hung, and were replaced."""
         return self._deaths + (self.executor.deaths if self.executor else 0)
-
-    def pids(self) -> list[int]:
-        """Of the worker processes that are there."""
-        return [process.pid for process in self.processes() if process.is_alive()]
 
     def processes(self) -> list[Any]:
         """The worker processes, as multiprocessing has them."""

@@ -353,7 +353,7 @@ def refuse_unsendable(fetch: Any, options: LoaderOptions) -> None:
     context.set_spawning_popen(nobody)  # else multiprocessing's locks cannot be sent
     try:
         for key in ("dataset", "transform", "collate", "batch_transform"):
-            ForkingPickler.dumps(getattr(fetch, key))
+            ForkingPickler.dumps(getattr(fetch, key, None))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         reason = f"cannot be sent to worker processes started by {method!r}: {error}. Define it "
         reason += "at the top level of a module, or use loader.multiprocessing_context=fork"
