@@ -238,6 +238,7 @@ def kinds(draw, files):
             ),
             rows=30,
             packs=False,
+            draws=True,
             norms=True,
         ),
     }
