@@ -25,19 +25,11 @@ class BatchNormalize(image.Normalize):
 
     Args:
         statistics: as for `Normalize`.
-        channels_last: the memory format of the result.
     """
-
-    def __init__(
-        self, statistics: image.Statistics = "imagenet", channels_last: bool = False
-    ) -> None:
-        super().__init__(statistics)
-        self.channels_last = channels_last
 
     def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:  # type: ignore[override]
         factors = [1 / (255 * std) for std in self.std]
         offsets = [mean / std for mean, std in zip(self.mean, self.std, strict=True)]
-        order = torch.channels_last if self.channels_last else torch.contiguous_format
         for name, images in images_of(batch, self).items():
             if images.is_floating_point():
                 raise DataError(
@@ -45,7 +37,7 @@ class BatchNormalize(image.Normalize):
                     " normalise samples or batches, not both"
                 )
             self.check(images.shape[1])
-            pixels = images.to(torch.float32, memory_format=order)
+            pixels = images.to(torch.float32, memory_format=torch.contiguous_format)
             factor, offset = pixels.new_tensor([factors, offsets])[:, :, None, None]
             batch[name] = pixels.mul_(factor).sub_(offset)
         return batch

@@ -249,7 +249,6 @@ def fused(transform: Compose, batch: BatchCompose) -> tuple[Compose, BatchCompos
     if not (
         isinstance(decode, Decode)
         and type(normalize) is BatchNormalize
-        and not normalize.channels_last
         and len(normalize.mean) == 3
     ):
         return transform, batch

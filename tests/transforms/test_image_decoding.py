@@ -591,7 +591,6 @@ def test_pictures_of_another_kind_are_refused(decoder, pixels):
     [
         ({}, {"normalize": BatchNormalize()}),
         ({"decode": DecodeResize(8)}, {}),
-        ({"decode": DecodeResize(8)}, {"normalize": BatchNormalize(channels_last=True)}),
         ({"decode": DecodeResize(8)}, {"normalize": BatchNormalize({"mean": [0], "std": [1]})}),
         ({"none": Normalize()}, {"normalize": BatchNormalize()}),
     ],
