@@ -92,7 +92,7 @@ class _Marking(Check):
         self.transform = None
         super().__post_init__()
 
-    def batch_of(self, samples: Samples, warnings: Mapping[str, str]) -> Batch:
+    def batch_of(self, samples: Samples) -> Batch:
         request, made = samples.request, list[tuple[int, int, int]]()
         for row, sample in zip(samples.indices, samples.made, strict=True):
             with suppress(DataError, TypeError):  # the check has said so; or it is no plain data

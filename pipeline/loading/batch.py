@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from penstock.loading.bad_samples import LeftOut
-from penstock.loading.stage_timer import StageTrace
 from penstock.order.keys import IntArray
 from penstock.order.plan import Request
 from penstock.torch_internals import register_pytree_node, tree_map_only
@@ -37,7 +36,6 @@ class Batch(dict[str, Any]):
         kinds: what the fields are to transforms of batches, as `kinds_of` tells; collating takes
             torchvision's types off.
         timing: seconds spent in "read", "transform", "collate" and "batch".
-        trace: when and where, if the fetch was `traced`.
         hashes: one a row, of the sample after its transforms; None unless asked for.
         left_out: the bad samples that are not in it; bad padding is not listed.
         warnings: messages to log, by kind; one of each kind is enough.
@@ -50,13 +48,12 @@ class Batch(dict[str, Any]):
         places: IntArray | None = None,
         kinds: Mapping[str, str] | None = None,
         timing: Mapping[str, float] | None = None,
-        trace: StageTrace | None = None,
         hashes: Sequence[bytes] | None = None,
         left_out: tuple[LeftOut, ...] = (),
         warnings: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(fields)
-        self.trace, self.hashes, self.left_out = trace, hashes, left_out
+        self.hashes, self.left_out = hashes, left_out
         self.kinds, self.timing, self.warnings = kinds or {}, timing or {}, warnings or {}
         self.request: Any = request
         self.positions: Any = getattr(request, "positions", None)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,8 +36,7 @@ def row_hashes(batch: Batch) -> list[tuple[int, bytes]]:
     """Position and hash of each row that counts."""
     assert batch.hashes is not None, "the batch was not hashed"
     valid = [True] * len(batch.hashes) if batch.valid is None else batch.valid.tolist()
-    triples = zip(batch.positions.tolist(), batch.hashes, valid, strict=True)
-    return [(position, digest) for position, digest, counts in triples if counts]
+    return [*compress(zip(batch.positions.tolist(), batch.hashes, strict=True), valid)]
 
 
 def hash_of_rows(rows: Iterable[tuple[int, bytes]]) -> str:
@@ -55,44 +55,43 @@ def hash_sample(sample: Any) -> bytes:
     return digest.digest()
 
 
-def _feed(update: Callable[[bytes], None], value: Any) -> None:
+def _feed(update: Callable[[Any], None], value: Any) -> None:
     """Feed a value in a form that tells every two different values apart."""
+    data: Any = b""
+    items: Sequence[Any] = ()
     if isinstance(value, Mapping):
-        update(b"{%d" % len(value))
-        for key in sorted(value, key=lambda key: (str(key), type(key).__name__)):
-            _feed(update, key)
-            _feed(update, value[key])
+        head = b"{%d" % len(value)
+        keys = sorted(value, key=lambda key: (str(key), type(key).__name__))
+        items = [item for key in keys for item in (key, value[key])]
+    elif isinstance(value, (list, tuple)):
+        head, items = (b"[%d" if isinstance(value, list) else b"(%d") % len(value), value
     elif isinstance(value, torch.Tensor):
         tensor = plain(value).detach().cpu().contiguous()
-        update(f"{str(tensor.dtype).removeprefix('torch.')}{tuple(tensor.shape)}".encode())
+        head = f"{str(tensor.dtype).removeprefix('torch.')}{tuple(tensor.shape)}".encode()
         # bfloat16 and the float8 types have no numpy dtype, but their bytes do.
-        update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        data = tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
     elif isinstance(value, (np.ndarray, np.generic)):
         array = np.ascontiguousarray(value)
-        update(f"{array.dtype}{np.shape(value)}".encode())
+        head = f"{array.dtype}{np.shape(value)}".encode()
         if array.dtype.hasobject:  # its bytes are addresses
-            _feed(update, array.reshape(-1).tolist())
+            items = [array.reshape(-1).tolist()]
         else:
-            update(array.tobytes())
-    elif isinstance(value, (list, tuple)):
-        update(b"[%d" % len(value) if isinstance(value, list) else b"(%d" % len(value))
-        for item in value:
-            _feed(update, item)
+            data = array.tobytes()
     elif isinstance(value, float):
-        update(b"f" + struct.pack("<d", value))
+        head = b"f" + struct.pack("<d", value)
     else:
         data = _bytes_of(value)
-        update(f"{type(value).__name__}:{len(data)}:".encode() + data)
+        head = f"{type(value).__name__}:{len(data)}:".encode()
+    update(head)
+    update(data)
+    for item in items:
+        _feed(update, item)
 
 
 def _bytes_of(value: Any) -> bytes:
-    """Bytes of a plain value, or of a picture that has not become a tensor yet."""
-    if isinstance(value, bytes):
-        return value
+    """Bytes of a plain value, or of an image file."""
+    if isinstance(value, (bytes, EncodedImage)):
+        return value if isinstance(value, bytes) else value.content
     if value is None or isinstance(value, (str, int, bool)):
         return str(value).encode()
-    if hasattr(value, "tobytes") and hasattr(value, "mode"):  # a Pillow image
-        return f"{value.mode}{value.size}".encode() + bytes(value.tobytes())
-    if isinstance(value, EncodedImage):
-        return value.content
     raise DataError(f"a field of type {type(value).__name__} cannot be hashed; make it a tensor")

@@ -14,16 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from torch.utils.data import Subset
 
-from penstock.errors import DataError
-from penstock.loading import output, worker_status
+from penstock.errors import DataError, PenstockError
+from penstock.loading import encoded, output, worker_status
 from penstock.loading.bad_samples import (
     ATTEMPTS,
     RAISE,
@@ -41,17 +40,13 @@ from penstock.loading.bad_samples import (
 from penstock.loading.batch import Batch
 from penstock.loading.collate import Mismatch, kinds_of
 from penstock.loading.digests import hash_sample
-from penstock.loading.encoded import notices
 from penstock.loading.facts import own_row, sample_name
 from penstock.loading.fields import NAMELESS, Fields, OwnCollate, Restore, restorer
 from penstock.loading.stage_timer import StageTimer
-from penstock.loading.whole import NotAtOnceError, WholeBatches
+from penstock.loading.whole import gathered, way_of
 from penstock.order.keys import IntArray, KeyArray, begin_sample, sample_keys
 from penstock.order.plan import Request
 from penstock.order.seeding import Seeding, scope, watch
-
-if TYPE_CHECKING:
-    from penstock.protocols import Collate, Transform
 
 _ADVICE = (
     "Something that has no seed decides it: a generator made anew at each call, or kept in a "
@@ -69,6 +64,7 @@ class Fetch:
     Args:
         dataset: rows by index, or records forwards.
         transform: None leaves samples as they are.
+        collate: samples -> fields of a batch.
         seed: of the run.
         hashed: also hash every sample; about 1 ms a MiB.
         batch_transform: batch -> batch, after collating; None leaves it.
@@ -76,9 +72,9 @@ class Fetch:
         fields: names for samples that are no dicts.
 
     Attributes:
-        traced: batches have a `trace` of when and where they were worked on.
         at_once: batches may be made without samples, so that `batch_of` is not called.
         in_turn: requests are dealt to workers, and not taken by any free worker.
+        steps: of the transform, by name.
         draws_nothing: no code that makes a sample draws from a generator, as its parts declare
             (`draws = False`, `keyed = True`) or `first_of_threads` has seen. Nothing is seeded
             then, and threads may share it.
@@ -90,18 +86,18 @@ class Fetch:
     at_once: ClassVar[bool] = True
 
     dataset: Any  # MapDataset | StreamDataset
-    transform: Transform | None
-    collate: Collate
+    transform: Any  # Transform | None
+    collate: Any  # Collate
     seed: int
     hashed: bool = False
     batch_transform: Callable[[Batch], Batch] | None = None
     bad: BadSamples = RAISE
     fields: Fields = NAMELESS
-    traced: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         transform, collate = self.transform, self.collate
         steps = {} if transform is None else getattr(transform, "steps", {"transform": transform})
+        self.steps: Mapping[str, Any] = steps
         parts = {f"transform.{name}": step for name, step in steps.items()}
         self._seeding = Seeding({"dataset": self.dataset, **parts, "collate": collate})
         self._seedings = [self._seeding]
@@ -111,8 +107,8 @@ class Fetch:
             or not getattr(transform, "keyed", transform is None)
             or getattr(collate, "draws", not ours)
         )
-        self._whole = WholeBatches(self)
-        self.gathers = self._whole.gathers and self.batch_transform is None
+        self._way = way_of(self)
+        self.gathers = self._way is gathered and self.batch_transform is None
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """In a worker that was not forked."""
@@ -127,7 +123,7 @@ class Fetch:
                 place, or rows do not fit together.
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
-        return self.made(request, self.dataset, StageTimer(self.traced))
+        return self.made(request, self.dataset, StageTimer())
 
     def first_of_threads(self, request: Any) -> Any:
         """The batch of `request`, made in this thread; from then on threads may make others.
@@ -135,11 +131,9 @@ class Fetch:
         Raises:
             SharedGeneratorError: data code draws from what threads would share.
         """
-        if self.draws_nothing:
-            return self(request)
         with scope():
             batch = self(request)
-        for seeding in self._seedings:
+        for seeding in self._seedings if not self.draws_nothing else ():
             seeding.refuse_threads()
         self.draws_nothing = True
         return batch
@@ -154,31 +148,43 @@ class Fetch:
 
     def made(self, request: Request, rows: Any, timer: StageTimer) -> Batch:
         """The batch of `request` with its samples read from `rows`, by index."""
-        samples, warnings = Samples(self, request, rows, timer), dict[str, str]()
-        if self._whole.usable:
-            try:
-                fields, kinds = self._whole.make(samples)
-                return self._finished(fields, samples, kinds=kinds)
-            except NotAtOnceError as error:
-                if str(error):
-                    slow = f"batch {request.address} is made sample by sample, which takes longer"
-                    warnings["slow"] = f"{slow}: {error}"
+        samples, unlike = Samples(self, request, rows, timer), ""
         try:
-            if self.draws_nothing:
-                return self._by_sample(samples, begin_sample, warnings)
-            make = partial(self._by_sample, samples, self._seeding.seed, warnings)
-            batch = self._seeding.run(make, request.epoch)
-            self.compared = True
-            return batch
+            batch = self._at_once(samples)
+            if batch is None and self.draws_nothing:
+                batch, unlike = self._by_sample(samples, begin_sample)
+            elif batch is None:
+                make = partial(self._by_sample, samples, self._seeding.seed)
+                batch, unlike = self._seeding.run(make, request.epoch)
+                self.compared = True
         finally:
             begin_sample(None)
+        if unlike and self.hashed:
+            raise SampleError(f"{unlike}. A hash of it would say nothing")
+        samples.warnings |= {"unrepeatable": unlike} if unlike else {}
+        return self._finished(batch, samples)
 
-    def _by_sample(
-        self, samples: Samples, seed: Callable[[int], None], warnings: Mapping[str, str]
-    ) -> Batch:
-        with output.batch(len(samples.request)):
+    def _at_once(self, samples: Samples) -> Batch | None:
+        """The batch without its samples, where that works."""
+        if self._way is None or samples.has_known:
+            return None
+        try:
+            fields, kinds = self._way(samples)
+        except (PenstockError, Mismatch, BadSampleError):
+            return None  # sample by sample it is found what is wrong
+        except Exception as error:
+            samples.warnings["slow"] = (
+                f"batch {samples.asked.address} is made sample by sample, which takes longer: "
+                f"{in_one_line(error)}"
+            )
+            self._way = None  # the next ones would be read twice as well
+            return None
+        return samples.batch(fields, kinds)
+
+    def _by_sample(self, samples: Samples, seed: Callable[[int], None]) -> tuple[Batch, str]:
+        """The batch of samples, and how the first one differs if it is made again."""
+        with output.batch(len(samples.indices)):
             samples.begin(seed)
-            rows = None if self.compared else samples.copied_rows()
             for slot, key in enumerate(samples.keys.tolist()):
                 seed(key)
                 try:
@@ -188,28 +194,21 @@ class Fetch:
                     # Without its traceback, whose frames hold all that was read of the sample.
                     samples.bad[slot] = BadSampleError(error.cause, error.known)
                 samples.timer.lap("transform")
-            if rows is not None:
-                states = self._seeding.states()  # the collate function may draw further numbers
-                unlike = samples.unlike(rows)
-                self._seeding.restore(states)
-                begin_sample(key)
-                if unlike and self.hashed:
-                    raise SampleError(f"{unlike}. A hash of it would say nothing")
-                warnings = {**warnings, "unrepeatable": unlike} if unlike else warnings
+            first = {} if self.compared else _digests(samples.made[0])
             worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
-            return self.batch_of(samples, warnings)
+            batch = self.batch_of(samples)
+        return batch, samples.unlike(first) if first else ""
 
-    def batch_of(self, samples: Samples, warnings: Mapping[str, str]) -> Batch:
+    def batch_of(self, samples: Samples) -> Batch:
         """The batch of samples that were made."""
         places = samples.leave_out() if samples.bad else np.arange(len(samples.made))
         request, made, collate = samples.request, samples.made, self.collate
         restore = samples.restore if isinstance(collate, OwnCollate) else None
-        given = made if restore is None else [restore(sample) for sample in made]
-        more = [] if request.parts is None else [request.parts]
+        given = made if restore is None else [*map(restore, made)]
         try:
-            fields = dict(collate(given, *more))
+            fields = dict(collate(given, *samples.parts))
         except Mismatch as error:
-            pair = [int(request.indices[row]) for row in error.rows]
+            pair = request.indices[[*error.rows]].tolist()
             first, second = (sample_name(row, own_row(self.dataset, row)) for row in pair)
             raise DataError(
                 f"batch (epoch {request.epoch}, step {request.step}) cannot be put together: field "
@@ -218,49 +217,36 @@ class Fetch:
                 "collate=list to stack nothing)"
             ) from error
         except Exception as error:
-            own = own_row(self.dataset, int(request.indices[0]))
-            raise explained(error, "collate", request, own=own) from error
+            row = int(request.indices[0])
+            raise explained(error, "collate", request, own=own_row(self.dataset, row)) from error
         hashes = [hash_sample(sample) for sample in made] if self.hashed else None
-        if hashes and more:  # which tokens of it are in the batch, and in which block
-            hashes = [hash_sample([*both]) for both in zip(hashes, *more, strict=True)]
-        kinds = kinds_of(made[0])
+        if hashes and request.parts is not None:  # which tokens of it, and in which block
+            hashes = [hash_sample([*both]) for both in zip(hashes, request.parts, strict=True)]
         samples.timer.lap("collate")
-        samples.made, samples.early = [], None
-        del given, made  # their memory is free while the batch is transformed
-        about = {"places": places, "hashes": hashes, "left_out": samples.left_out}
-        return self._finished(fields, samples, kinds=kinds, warnings=warnings, **about)
+        return samples.batch(fields, kinds_of(made[0]), places=places, hashes=hashes)
 
-    def _finished(self, fields: dict[str, Any], samples: Samples, **attributes: Any) -> Batch:
-        """The batch after its transforms, with the time that it took."""
-        timer, request = samples.timer, samples.request
-        batch = Batch(fields, request, timing=timer.seconds, **attributes)
+    def _finished(self, batch: Batch, samples: Samples) -> Batch:
+        """The batch after its transforms, with what its files have lost."""
+        samples.made, samples.early = [], None  # their memory is free meanwhile
         if self.batch_transform is not None:
             worker_status.report(worker_status.WHOLE, worker_status.BATCH)
             batch = self.batch_transform(batch)
-            timer.lap("batch")
-            batch = batch.replace(timing=timer.seconds)
-        if self.traced:
-            batch = batch.replace(trace=timer.trace())
-        if not notices:
-            return batch
-        # Boxes, masks or points, perhaps, of images that nobody has looked at before.
-        has_places = not hasattr(self.dataset, "check_turns") and any(
-            getattr(value[0] if isinstance(value, list) and value else value, "ndim", 0) in (2, 3)
-            for value in batch.values()
-        )
-        lost = {
-            f"lost {kind}": text for kind, text in notices.items() if kind != "turned" or has_places
-        }
-        return batch.replace(warnings={**batch.warnings, **lost})
+            samples.timer.lap("batch")
+        for kind, text in [*encoded.notices.items()]:  # threads add to it
+            # Boxes, masks or points, perhaps, of images that nobody has looked at before.
+            firsts = (v[0] if isinstance(v, list) and v else v for v in batch.values())
+            places = any(getattr(first, "ndim", 0) in (2, 3) for first in firsts)
+            if kind != "turned" or (places and not hasattr(self.dataset, "check_turns")):
+                samples.warnings[f"lost {kind}"] = text
+        return batch.replace(warnings=samples.warnings) if samples.warnings else batch
 
     def failed(self, error: Exception, stage: Stage, samples: Samples, slot: int) -> Exception:
         """The error to raise for a sample that failed: it leaves the row out, or ends the run."""
-        if self.bad.on_error != "raise" and is_bad(error, stage):
+        row, bad = samples.indices[slot], self.bad
+        if bad.on_error != "raise" and is_bad(error, stage):
             return BadSampleError(in_one_line(error))
-        row = samples.indices[slot]
         path, own = path_of(self.dataset, row), own_row(self.dataset, row)
-        on_error, way_out = self.bad.on_error, self.bad.way_out
-        return explained(error, stage, samples.request, slot, path, on_error, own, way_out)
+        return explained(error, stage, samples.asked, slot, path, bad.on_error, own, bad.way_out)
 
 
 class Samples:
@@ -270,33 +256,40 @@ class Samples:
         rows: what they are read from, by index.
 
     Attributes:
-        request: what they belong to; after `leave_out`, without the bad ones.
+        asked: the request.
+        request: the same; after `leave_out`, without the bad ones.
         indices: the rows that were asked for.
         made: the samples so far, None in the place of a bad one.
         bad: why samples are to be left out, by their places in the request.
         left_out: the same for a person; bad padding is not listed.
         restore: fields -> a sample as the dataset gives it; None for dicts.
         early: rows that were read at once.
+        warnings: messages to log, by kind.
     """
 
-    left_out: tuple[LeftOut, ...] = ()
-    restore: Restore | None = None
-    early: list[Any] | None = None
-
     def __init__(self, fetch: Fetch, request: Request, rows: Any, timer: StageTimer) -> None:
-        self.fetch, self.request, self.rows, self.timer = fetch, request, rows, timer
-        self._asked = request
+        self.fetch, self.asked, self.rows, self.timer = fetch, request, rows, timer
         self.indices: list[int] = request.indices.tolist()
+        self.request, self.warnings = request, dict[str, str]()
+        self.bad = dict[int, BadSampleError]()
+        self.early: list[Any] | None = None
+        self.restore: Restore | None = None
         # torch's Subset only loops over `__getitem__` here, whose draws have keys of their own.
         self._many = hasattr(rows, "__getitems__") and not isinstance(rows, Subset)
-        self._known, self._transform = fetch.bad.known, fetch.transform
+        self._known, transform = fetch.bad.known, fetch.transform
+        self._transform = (lambda sample: sample) if transform is None else transform
+        self.has_known = bool(self._known) and not self._known.keys().isdisjoint(self.indices)
         self._cell = worker_status.current.cell
 
     @cached_property
     def keys(self) -> KeyArray:
         """The keys of the samples, uint64[n]."""
-        request = self.request
-        return sample_keys(self.fetch.seed, request.epoch, request.positions)
+        return sample_keys(self.fetch.seed, self.asked.epoch, self.asked.positions)
+
+    @property
+    def parts(self) -> list[IntArray]:
+        """A further argument of collate functions, where rows are parts of blocks."""
+        return [] if self.request.parts is None else [self.request.parts]
 
     def begin(self, seed: Callable[[int], None] = begin_sample) -> None:
         """Read what can be read at once.
@@ -305,8 +298,8 @@ class Samples:
             seed: begins a sample, given its key.
         """
         self.seed, self.made, self.bad = seed, list[Any](), dict[int, BadSampleError]()
-        self.request, self.early = self._asked, None
-        if not self._many or not self._known.keys().isdisjoint(self.indices):
+        self.request, self.early = self.asked, None
+        if not self._many or self.has_known:
             return
         read = partial(self.rows.__getitems__, list(self.indices))
         try:
@@ -321,7 +314,7 @@ class Samples:
         self.early = [row if type(row) is dict else self._named(row) for row in rows]
         self.timer.lap("read")
 
-    def read(self, slot: int, row: int | None = None, rows: Any = None) -> Any:
+    def read(self, slot: int, row: int | None = None) -> Any:
         """The sample in `slot` before its transforms, or that of another row in its place.
 
         Raises:
@@ -336,9 +329,8 @@ class Samples:
             row = self.indices[slot]
         if row in self._known:
             raise BadSampleError(self._known[row], known=True)
-        rows = self.rows if rows is None else rows
         try:
-            sample = rows.__getitems__([row])[0] if self._many else rows[row]
+            sample = self.rows.__getitems__([row])[0] if self._many else self.rows[row]
             return sample if type(sample) is dict else self._named(sample)
         except Exception as error:
             raise self.fetch.failed(error, "read", self, slot) from error
@@ -349,36 +341,32 @@ class Samples:
         self._cell[worker_status.STAGE] = worker_status.TRANSFORM
         if self.early is None:
             self.timer.lap("read")
-        if self._transform is None:
-            return sample
         try:
             return self._transform(sample)
         except Exception as error:
             raise self.fetch.failed(error, "transform", self, slot) from error
 
-    def copied_rows(self) -> Any:
-        """What the first row can be read from again; None where that cannot be."""
-        with suppress(Exception):  # a record that cannot be copied
-            copied = getattr(self.rows, "copied", lambda row: self.rows)
-            return copied(self.indices[0])
-        return None
+    def batch(self, fields: Mapping[str, Any], kinds: Mapping[str, str], **more: Any) -> Batch:
+        """The batch of these fields; further arguments as for `Batch`."""
+        left_out = tuple(self._left_out(slot) for slot in self.bad if slot < self.asked.valid)
+        timing = self.timer.seconds
+        return Batch(fields, self.request, kinds=kinds, timing=timing, left_out=left_out, **more)
 
-    def unlike(self, rows: Any) -> str:
-        """A message about the first sample if it differs when it is made again; else ""."""
-        with suppress(Exception):  # a bad one, or what has no hash
-            first = _digests(self.made[0])
+    def unlike(self, first: Mapping[str, bytes]) -> str:
+        """A message about the first sample if it differs when it is made again; else "".
+
+        Args:
+            first: hashes of its fields.
+        """
+        again = first
+        with suppress(Exception):  # a bad one
             self.seed(int(self.keys[0]))
             # Of a copy: a step may write into a row that the dataset hands out again.
-            again = deepcopy(self.read(0, self.indices[0], rows))
-            again = _digests(again if self._transform is None else self._transform(again))
-            names = [repr(name) for name in first if first[name] != again.get(name)]
-            if names:
-                where = f"epoch {self.request.epoch}, position {self.request.positions[0]}"
-                return (
-                    f"sample {self.indices[0]} ({where}) has another {' and '.join(names)} when it "
-                    f"is made again. {_ADVICE}"
-                )
-        return ""
+            again = _digests(self._transform(deepcopy(self.read(0, self.indices[0]))))
+        names = " and ".join(repr(name) for name in first if first[name] != again.get(name))
+        where = f"epoch {self.asked.epoch}, position {self.asked.positions[0]}"
+        unlike = f"sample {self.indices[0]} ({where}) has another {names} when it is made again"
+        return f"{unlike}. {_ADVICE}" if names else ""
 
     def leave_out(self) -> IntArray:
         """Take the bad samples out, or put others in their places; the place of each that stays.
@@ -390,13 +378,11 @@ class Samples:
             DataError: nothing could be read in a row's place.
         """
         request, bad = self.request, self.bad
-        substitute = self.fetch.bad.on_error == "substitute"
-        self.left_out = tuple(self._left_out(slot) for slot in bad if slot < request.valid)
-        places = [slot for slot in range(len(request)) if substitute or slot not in bad]
+        keeps = self.fetch.bad.on_error == "substitute"
+        places = [slot for slot in range(len(request)) if keeps or slot not in bad]
         valid = sum(slot < request.valid for slot in places)
         places = places or [0]
-        indices = request.indices.copy()
-        parts = None if request.parts is None else request.parts.copy()
+        indices, parts = request.indices.copy(), deepcopy(request.parts)
         for slot in bad.keys() & places:
             indices[slot], self.made[slot] = self._substitute(slot)
             if parts is not None:
@@ -416,15 +402,16 @@ class Samples:
         return self.fetch.fields.named(sample)
 
     def _left_out(self, slot: int) -> LeftOut:
-        row, position, error = self.indices[slot], int(self.request.positions[slot]), self.bad[slot]
-        dataset, address = self.fetch.dataset, self.request.address
-        path, own = path_of(dataset, row), own_row(dataset, row)
-        return LeftOut(row, position, *address, path, error.cause, error.known, own)
+        row, position, error = self.indices[slot], int(self.asked.positions[slot]), self.bad[slot]
+        path, own = path_of(self.fetch.dataset, row), own_row(self.fetch.dataset, row)
+        return LeftOut(row, position, *self.asked.address, path, error.cause, error.known, own)
 
     def _substitute(self, slot: int) -> tuple[int, Any]:
         """Row and sample for the place of a bad one; its draws are those of the place."""
         spare = self.fetch.substitutes(self.rows)
-        for row in islice(spare.rows(self.request, slot) if spare else (), ATTEMPTS):
+        for row, _ in zip(
+            spare.rows(self.asked, slot) if spare else (), range(ATTEMPTS), strict=False
+        ):
             self.seed(int(self.keys[slot]))
             with suppress(BadSampleError):
                 return row, self.make(slot, row)
@@ -435,12 +422,10 @@ class Samples:
 
 
 def _digests(sample: Any) -> dict[str, bytes]:
-    """The hashes of a sample's fields; those that have none are left out."""
-    digests: dict[str, bytes] = {}
-    for name, value in sample.items() if isinstance(sample, Mapping) else [("sample", sample)]:
-        with suppress(DataError):
-            digests[name] = hash_sample(value)
-    return digests
+    """The hashes of a sample's fields; none where one of them has no hash."""
+    with suppress(DataError, AttributeError):
+        return {name: hash_sample(value) for name, value in sample.items()}
+    return {}
 
 
 def refuse_postscript() -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -46,13 +47,9 @@ class StreamReader:
 
     def __init__(self, dataset: Any, order: StreamOrder, seeding: Seeding | None = None) -> None:
         self._dataset, self._order, self._seeding = dataset, order, seeding
-        self._epoch = -1
-        self._next = 0  # number of the next raw record
-        self._records: Iterator[Any] = iter(())
-        self._end: int | None = None  # records in the epoch, once that is known
-        self._ends: IntArray | None = None  # of the shards, in the order of the epoch, if known
         self._states: dict[str, Any] = {}  # of the generators, as reading has left them
-        self._block: tuple[int, Records] = (-1, [])
+        self._epoch, self._next = -1, 0  # that is read, and the number of the next raw record
+        self._records: Iterator[Any] = iter(())
 
     def read(self, epoch: int, start: int, stop: int) -> Records:
         """(number, raw record) at positions start .. stop-1; fewer only where the epoch ends."""
@@ -66,7 +63,9 @@ class StreamReader:
         # What is read again, with other generators seeded, is read from the epoch's beginning.
         known, self._epoch = self._epoch, -1
         if epoch != known:
-            self._end, self._ends, self._block = None, None, (-1, [])
+            self._end: int | None = None  # records in the epoch, once that is known
+            self._ends: IntArray | None = None  # of the shards, in their order, if known
+            self._block: tuple[int, Records] = (-1, [])
             if hasattr(self._dataset, "set_epoch"):
                 self._dataset.set_epoch(epoch)
             self._open(epoch, 0)
@@ -89,66 +88,56 @@ class StreamReader:
                 self._block = (first, [raw[slot] for slot in order.tolist()])
             records = self._block[1]
             taken += records[start - first : stop - first]
-            if len(records) < last - first:
-                break
-            start = last
+            start = last if len(records) == last - first else stop
         return taken
 
     def _raw(self, epoch: int, start: int, stop: int) -> Records:
         """Raw records by number."""
         if self._end is not None and start >= self._end:
             return []
-        if start < self._next or (start > self._next and self._worth_a_jump(start)):
+        if start < self._next or (start > self._next and self._can_jump(start)):
             self._open(epoch, start)
-        for _ in islice(self._records, start - self._next):
-            self._next += 1
+        self._next += sum(1 for _ in islice(self._records, start - self._next))
         records = list(islice(self._records, stop - start)) if self._next == start else []
         self._next += len(records)
         if self._next < stop:
-            self._end = self._next
-            claimed = length_of(self._dataset)
-            if claimed is not None and claimed != self._end:
-                log.warning(
-                    "%s says it has %d records, but gave %d",
-                    type(self._dataset).__name__,
-                    claimed,
-                    self._end,
-                )
+            self._end, claimed = self._next, length_of(self._dataset)
+            if claimed not in (None, self._end):
+                name = type(self._dataset).__name__
+                log.warning("%s says it has %d records, but gave %d", name, claimed, self._end)
         return list(enumerate(records, start))
 
-    def _worth_a_jump(self, record: int) -> bool:
+    def _can_jump(self, record: int) -> bool:
         """Whether `record` can be had without reading those before it."""
-        if hasattr(self._dataset, "shards"):
-            if self._ends is None:
-                return False
-            now, then = np.searchsorted(self._ends, [self._next, record], side="right")
-            return bool(then > now)
-        return hasattr(self._dataset, "seek")
+        if self._ends is None:
+            return hasattr(self._dataset, "seek")
+        now, then = np.searchsorted(self._ends, [self._next, record], side="right")
+        return bool(then > now)
 
     def _open(self, epoch: int, record: int) -> None:
         """Be before raw record `record`, or as near before it as is free."""
+        dataset, self._next = self._dataset, 0
         self._seed(epoch, -1)
-        if hasattr(self._dataset, "shards"):
-            self._open_shards(epoch, record)
-        elif hasattr(self._dataset, "seek"):
-            self._next, self._records = record, forwards(iter(self._dataset.seek(record)))
+        if hasattr(dataset, "shards"):
+            self._records = self._shards(epoch, record)
+        elif hasattr(dataset, "seek"):
+            self._next, self._records = record, forwards(iter(dataset.seek(record)))
         else:
-            records = iter(self._dataset)
-            if records is self._dataset:  # its own iterator, which other threads may share
-                records = iter(copy(self._dataset))
-            self._next, self._records = 0, forwards(records)
+            records = iter(dataset)  # perhaps its own iterator, which other threads may share
+            self._records = forwards(iter(copy(dataset)) if records is dataset else records)
 
-    def _open_shards(self, epoch: int, record: int) -> None:
-        shards = self._dataset.shards()
+    def _shards(self, epoch: int, record: int) -> Iterator[Any]:
+        """The records of all shards from the one on that has `record`."""
+        shards, start = self._dataset.shards(), 0
         order = self._order.shards(epoch, len(shards))
         lengths = getattr(self._dataset, "shard_lengths", lambda: None)()
-        self._next, first = 0, 0
         if lengths is not None:
             self._ends = np.cumsum(np.asarray(lengths, dtype=np.int64)[order])
             first = int(np.searchsorted(self._ends, record, side="right"))
-            self._next = record if first < len(order) else int(self._ends[-1]) if first else 0
-        start = self._next - (int(self._ends[first - 1]) if self._ends is not None and first else 0)
-        self._records = self._through(epoch, shards, order[first:].tolist(), start)
+            begin = int(self._ends[first - 1]) if first else 0
+            order, self._next = order[first:], record if first < len(order) else begin
+            start = self._next - begin
+        return self._through(epoch, shards, order.tolist(), start)
 
     def _through(self, epoch: int, shards: Any, numbers: list[int], start: int) -> Iterator[Any]:
         for number in numbers:
@@ -197,23 +186,19 @@ class StreamFetch(Fetch):
 
     def __call__(self, request: StreamRequest) -> Batch | End:
         """The batch of `request`, or End."""
-        timer = StageTimer(self.traced)  # raw records are read before there are samples
+        timer = StageTimer()  # raw records are read before there are samples
         start, count = request.step * self.batch_size, self.batch_size
         records = self._records(request, start, start + count)
         if not records or (self.tail == "drop" and len(records) < count):
             return End(request)
         numbers = np.array([number for number, _ in records], dtype=np.int64)
         positions = start + np.arange(len(numbers), dtype=np.int64)
+        batch = Request(*request.address, positions, numbers, len(numbers))
         size = count if self.tail == "pad" else len(numbers)
-        share = deal(
-            Request(*request.address, positions, numbers, len(numbers)),
-            size,
-            request.rank,
-            request.world,
-            self.together,
-        )
+        share = deal(batch, size, request.rank, request.world, self.together)
         first = partial(self._records, request, 0, ATTEMPTS)
-        return self.made(share, _Decoded(self.dataset, records, first, self.seed), timer)
+        copies = not self.compared
+        return self.made(share, _Decoded(self.dataset, records, first, self.seed, copies), timer)
 
     def substitutes(self, rows: Any) -> Substitutes:
         return rows  # `_Decoded` knows all records of the batch
@@ -221,10 +206,9 @@ class StreamFetch(Fetch):
     def _records(self, request: StreamRequest, start: int, stop: int) -> Records:
         """(number, raw record) at positions of the request's epoch."""
         own = os.getpid(), threading.get_ident()
-        reader = self._readers.pop(own, None)  # a broken iterator cannot be read on
-        if reader is None:
-            still = self.draws_nothing or not getattr(self.dataset, "draws", True)
-            reader = StreamReader(self.dataset, self.order, None if still else self._reading)
+        still = self.draws_nothing or not getattr(self.dataset, "draws", True)
+        new = partial(StreamReader, self.dataset, self.order, None if still else self._reading)
+        reader = self._readers.pop(own, None) or new()  # a broken iterator cannot be read on
         try:
             records = reader.read(request.epoch, start, stop)
         except PenstockError:
@@ -246,30 +230,29 @@ class _Decoded:
         records: (number, raw record) of the whole global batch.
         first: gives the epoch's first records, which may mean to read all again.
         seed: of the run.
+        copies: a record may be decoded again, and transforms may write into it: decode copies.
     """
 
     def __init__(
-        self, stream: Any, records: Records, first: Callable[[], Records], seed: int
+        self, stream: Any, records: Records, first: Callable[[], Records], seed: int, copies: bool
     ) -> None:
         self._decode = getattr(stream, "decode", lambda record: record)
         self._records, self._numbers = dict(records), [number for number, _ in records]
-        self._first, self._seed = first, seed
+        self._first, self._seed, self._copies = first, seed, copies
 
     def __getitem__(self, number: int) -> Any:
-        return self._decode(self._records[number])
-
-    def copied(self, number: int) -> _Decoded:
-        """The same with a copy of a raw record, which transforms may write into."""
-        rows = copy(self)
-        rows._records = {number: deepcopy(self._records[number])}
-        return rows
+        record = self._records[number]
+        if self._copies:
+            with suppress(Exception):  # what cannot be copied is decoded as it is
+                record = deepcopy(record)
+        return self._decode(record)
 
     def rows(self, request: Request, slot: int) -> Iterator[int]:
         """Numbers of records for the place of a bad one, as `bad_samples.Substitutes`."""
         key = hash64(self._seed, "substitute", request.epoch, int(request.positions[slot]))
-        own, numbers = int(request.indices[slot]), self._numbers
-        order = Permutation(len(numbers), key)(np.arange(len(numbers)))
-        others = [number for number in (numbers[place] for place in order) if number != own]
+        own, count = int(request.indices[slot]), len(self._numbers)
+        order = Permutation(count, key)(np.arange(count)).tolist()
+        others = [self._numbers[place] for place in order if self._numbers[place] != own]
         yield from others
         more = dict(self._first())
         self._records |= more

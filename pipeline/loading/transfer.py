@@ -13,6 +13,7 @@ Cost: a copy in memory where nothing was pinned, about 0.1 ms a MiB; two batches
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -33,25 +34,22 @@ class Buffers:
     def __init__(self, pinned: bool = True) -> None:
         self._pinned = pinned
         self._kept: list[Tensor] = []
-        self._used = 0
+        self.clear()
 
     def clear(self) -> None:
         """Begin a new batch, which may overwrite the last one."""
         self._used = 0
 
     def hold(self, tensor: Tensor) -> Tensor:
-        """A copy of a CPU tensor in these buffers, with the same strides."""
-        dense = tensor.is_contiguous() or (
-            tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-        )
-        tensor = tensor if dense else tensor.contiguous()
+        """A copy of a CPU tensor in these buffers, with the same strides if it has no gaps."""
+        shape = torch.empty_like(tensor, device="meta")
         size = tensor.numel() * tensor.element_size()
         number, self._used = self._used, self._used + 1
         if number == len(self._kept) or len(self._kept[number]) < size:
             fresh = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
             self._kept[number : number + 1] = [fresh]
         memory = self._kept[number][:size].view(tensor.dtype)
-        return memory.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+        return memory.as_strided(shape.shape, shape.stride()).copy_(tensor)
 
 
 def ahead(items: Iterable[Item], begin: Callable[[Item], Begun]) -> Iterator[Begun]:
@@ -78,9 +76,9 @@ class Transfer:
     def __init__(self, device: str, slots: int = 3) -> None:
         self._device = torch.device(device)
         self._stream: torch.cuda.Stream | None = None  # CUDA must not be begun before workers fork
-        self._slots = [Buffers() for _ in range(slots)]
-        self._copied: list[torch.cuda.Event | None] = [None] * slots
-        self._turn = 0
+        # With the event behind the copy out of each.
+        self._slots: deque[tuple[Buffers, torch.cuda.Event | None]]
+        self._slots = deque((Buffers(), None) for _ in range(slots))
 
     def __call__(self, results: Iterable[Any]) -> Iterator[Any]:
         """`results` in their order, the batches among them on the device."""
@@ -94,17 +92,16 @@ class Transfer:
     def _begin(self, result: object) -> tuple[Any, torch.cuda.Event | None]:
         if not isinstance(result, Batch):  # an error or the end, which stands in a batch's place
             return result, None
-        turn, self._turn = self._turn, (self._turn + 1) % len(self._slots)
-        last = self._copied[turn]
+        buffers, last = self._slots.popleft()
         if last is not None:
             last.synchronize()  # two batches ago; it is done unless the device is far behind
-        self._slots[turn].clear()
+        buffers.clear()
         self._stream = self._stream or torch.cuda.Stream(self._device)
         with torch.cuda.stream(self._stream):
-            result = result.map(partial(self._moved, self._slots[turn]))
+            result = result.map(partial(self._moved, buffers))
             copied = torch.cuda.Event()
             copied.record(self._stream)
-        self._copied[turn] = copied
+        self._slots.append((buffers, copied))
         return result, copied
 
     def _moved(self, buffers: Buffers, tensor: Tensor) -> Tensor:

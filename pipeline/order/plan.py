@@ -295,15 +295,10 @@ class StreamOrder:
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest(Addressed):
-    """An address, and the rank whose share of it is wanted.
-
-    Attributes:
-        is_tried: only some of the batch's samples are made, and nobody gets them.
-    """
+    """An address, and the rank whose share of it is wanted."""
 
     rank: int = 0
     world: int = 1
-    is_tried: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ far. Cost: about an epoch of loading, twice that for JPEG and FLAC.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -113,7 +112,7 @@ class Check(Fetch):
 
     at_once = False
 
-    def batch_of(self, samples: Samples, warnings: Mapping[str, str]) -> Batch:
+    def batch_of(self, samples: Samples) -> Batch:
         request = samples.request
         wrong = [self._wrong(samples, slot) for slot in range(len(request))]
         left_out = tuple(entry for entry in wrong if entry is not None)

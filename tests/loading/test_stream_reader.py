@@ -3,15 +3,15 @@
 import logging
 import random
 
-import numpy as np
 import pytest
 import torch
 
-from penstock.loading import stream
+from penstock.errors import DataError
+from penstock.loading.bad_samples import BadSamples
 from penstock.loading.collate import Stack
 from penstock.loading.stream import StreamFetch, StreamReader
-from penstock.order.plan import End, Request, StreamOrder, StreamRequest
-from penstock.order.seeding import Seeding
+from penstock.order.plan import End, StreamOrder, StreamRequest
+from penstock.order.seeding import Seeding, scope
 
 MUCH = 1 << 30
 LENGTHS = [3, 0, 5, 2, 1]
@@ -211,26 +211,51 @@ def test_a_share_of_a_streams_batch_has_its_records(tail, request_, records, val
     assert batch.request.total == (4 if tail != "keep" or request_.step < 2 else 3)
 
 
-class Decoding(Forwards):
-    """Records that are decoded to what torch draws; each pass may give others."""
+class Failing(Dicts):
+    """Records of which some cannot be decoded."""
 
-    def __init__(self, same=True):
+    def __init__(self, *bad):
         super().__init__()
-        self.same = same
-
-    def __iter__(self):
-        return ((number, 0 if self.same else len(self.opened)) for number in super().__iter__())
+        self.bad = bad
 
     def decode(self, record):
-        return {"record": list(record), "drawn": torch.rand(2)}
+        if record["x"] in self.bad:
+            raise DataError("cut off")
+        return record
 
 
 def test_substitutes_are_others_of_the_batch_and_then_the_first_records():
-    first = [(number, "first") for number in range(4)]
-    records = stream._Decoded(None, [(3, "a"), (5, "b"), (8, "c")], lambda: first, 0)
-    asked = Request(0, 1, np.arange(3), np.array([3, 5, 8]), 3)
-    rows = list(records.rows(asked, 1))
-    assert sorted(rows[:2]) == [3, 8]
-    assert rows[2:] == [0, 1, 2]
-    assert records[2] == "first"
-    assert list(records.rows(asked, 0))[2:] == [0, 1, 2]
+    def rows(*bad):
+        policy = BadSamples("substitute")
+        order = StreamOrder(7)
+        fetch = StreamFetch(Failing(*bad), None, Stack(), 0, bad=policy, order=order, batch_size=4)
+        return fetch(StreamRequest(0, 1))["x"].tolist()
+
+    first, instead, *rest = rows(5)
+    assert (first, rest) == (4, [6, 7])
+    assert instead in (4, 6, 7)
+    assert rows(4, 5, 6, 7) == [0, 0, 0, 0]
+    assert rows(0, 4, 5, 6, 7) == [1, 1, 1, 1]
+
+
+def brighten(sample):
+    """Writes into the record, and draws, which shows only afterwards."""
+    sample["x"] += 1
+    return {**sample, "drawn": torch.rand(1)}
+
+
+class Tensors(Forwards):
+    def __iter__(self):
+        return ({"x": torch.tensor([float(number)])} for number in range(11))
+
+
+def test_a_batch_that_is_made_again_has_the_records_as_they_were_read():
+    fetch = StreamFetch(Tensors(), brighten, Stack(), 0, order=StreamOrder(7), batch_size=4)
+    with scope():
+        batches = [fetch(StreamRequest(0, step)) for step in range(3)]
+    assert [batch["x"].flatten().tolist() for batch in batches] == [
+        [1, 2, 3, 4],
+        [5, 6, 7, 8],
+        [9, 10, 11],
+    ]
+    assert not any("unrepeatable" in batch.warnings for batch in batches)

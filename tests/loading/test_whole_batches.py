@@ -16,12 +16,11 @@ from penstock.addons.packs.packing import pack
 from penstock.addons.packs.recipe import Recipe
 from penstock.datasets.image_folder import ImageFolder
 from penstock.errors import DataError
-from penstock.loading import whole, worker_status
+from penstock.loading import worker_status
 from penstock.loading.bad_samples import BadSamples
 from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader, LoaderOptions
-from penstock.loading.whole import NotAtOnceError
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
 from penstock.transforms import native_images
@@ -67,8 +66,8 @@ def root(tmp_path_factory):
     return folder
 
 
-def fetch(dataset, step, **more):
-    return Fetch(dataset, Compose({"decode": step}), Stack(), seed=3, **more)
+def fetch(dataset, step, kind=Fetch, **more):
+    return kind(dataset, Compose({"decode": step}), Stack(), seed=3, **more)
 
 
 def requests(dataset, size=7):
@@ -76,18 +75,18 @@ def requests(dataset, size=7):
     return [plan.request(0, step, 0, 1) for step in range(len(dataset) // size)]
 
 
-def leave(*_):
-    """Make no batch at once."""
-    raise NotAtOnceError
+class OneByOne(Fetch):
+    """Makes no batch at once."""
+
+    at_once = False
 
 
-def assert_same(dataset, step, monkeypatch):
+def assert_same(dataset, step):
     work = fetch(dataset, step)
     at_once = [work(request) for request in requests(dataset)]
     assert all("transform" in batch.timing for batch in at_once)
-    with monkeypatch.context() as patch:
-        patch.setattr(whole.WholeBatches, "make", leave)
-        one_by_one = [work(request) for request in requests(dataset)]
+    by_sample = fetch(dataset, step, OneByOne)
+    one_by_one = [by_sample(request) for request in requests(dataset)]
     for batch, other in zip(at_once, one_by_one, strict=True):
         assert list(batch) == list(other)
         assert batch.kinds == other.kinds
@@ -112,43 +111,43 @@ def is_made_at_once(work, request):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_files(root, step, monkeypatch):
+def test_files(root, step):
     dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
-    assert_same(dataset, STEPS[step](), monkeypatch)
+    assert_same(dataset, STEPS[step]())
     assert is_made_at_once(fetch(dataset, DecodeResize(20)), requests(dataset)[0])
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", [None, 48])
 @pytest.mark.parametrize("step", STEPS)
-def test_packed_pixels_stay_where_they_are(root, step, size, monkeypatch, tmp_path):
+def test_packed_pixels_stay_where_they_are(root, step, size, tmp_path):
     dataset = ImageFolder(str(root), "train", val_fraction=0.0)
     packed = Packed(str(pack(dataset, "train", Recipe(size), str(tmp_path))))
     assert packed.fetches_pictures
     assert packed.fetches_batches == (size is not None)
-    assert_same(packed, STEPS[step](), monkeypatch)
+    assert_same(packed, STEPS[step]())
     assert is_made_at_once(fetch(packed, DecodeResize(20)), requests(packed)[0])
 
 
-def test_packed_files(root, monkeypatch, tmp_path):
+def test_packed_files(root, tmp_path):
     dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
     packed = Packed(str(pack(dataset, "train", Recipe(format="encoded"), str(tmp_path))), lazy=True)
     assert not packed.fetches_pictures
-    assert_same(packed, STEPS["random"](), monkeypatch)
+    assert_same(packed, STEPS["random"]())
     assert is_made_at_once(fetch(packed, DecodeResize(20)), requests(packed)[0])
 
 
-def test_a_filter_leaves_the_fast_way_as_it_is(root, monkeypatch, tmp_path):
+def test_a_filter_leaves_the_fast_way_as_it_is(root, tmp_path):
     dataset = ImageFolder(str(root), "train", val_fraction=0.0)
     packed = Packed(str(pack(dataset, "train", Recipe(None), str(tmp_path))))
     for one in (ImageFolder(str(root), "train", val_fraction=0.0, lazy=True), packed):
         kept = kept_rows(one, Selection([np.arange(len(one)) % 5 > 0]), {})
-        assert_same(kept, STEPS["centre"](), monkeypatch)
+        assert_same(kept, STEPS["centre"]())
         assert is_made_at_once(fetch(kept, DecodeResize(20)), requests(kept)[0])
 
 
-@pytest.mark.parametrize(("lazy", "tried"), [(True, 3), (False, 1)], ids=["raises", "decoded"])
-def test_a_way_that_fails_is_reported_once(root, lazy, tried, monkeypatch, caplog):
+@pytest.mark.parametrize("lazy", [True, False], ids=["raises", "decoded"])
+def test_a_way_that_fails_is_tried_and_reported_once(root, lazy, monkeypatch, caplog):
     step = DecodeResize(20)
     dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=lazy)
     plan = Plan(Sequential(len(dataset)), 8)
@@ -157,17 +156,16 @@ def test_a_way_that_fails_is_reported_once(root, lazy, tried, monkeypatch, caplo
     calls = []
 
     def fail(*_):
+        calls.append(1)
         raise RuntimeError("no such thing")
 
     caplog.clear()
-    make = whole.WholeBatches.make
     monkeypatch.setattr(step, "decode_batch", fail)
-    monkeypatch.setattr(whole.WholeBatches, "make", lambda *args: calls.append(1) or make(*args))
     with caplog.at_level("WARNING"), Loader(plan, fetch(dataset, step)) as loader:
         found = list(loader)
-    assert len(calls) == tried
+    assert len(calls) == lazy
     assert len(caplog.records) == 1
-    reason = "RuntimeError: no such thing" if lazy else "no field is an image file that is not"
+    reason = "RuntimeError: no such thing" if lazy else "TypeError: samples are not image files"
     assert f"batch (0, 0) is made sample by sample, which takes longer: {reason}" in caplog.text
     assert [b.indices.tolist() for b in found] == [b.indices.tolist() for b in expected]
 
@@ -196,8 +194,7 @@ def test_other_fields(root, more, at_once, monkeypatch):
     work = fetch(dataset, DecodeResize(20))
     batch = work(requests(dataset)[0])
     assert is_made_at_once(work, requests(dataset)[0]) == at_once
-    monkeypatch.setattr(whole.WholeBatches, "make", leave)
-    other = work(requests(dataset)[0])
+    other = fetch(dataset, DecodeResize(20), OneByOne)(requests(dataset)[0])
     assert str(dict(batch)) == str(dict(other))
 
 

@@ -1,6 +1,7 @@
 """Batches gathered from columns are those of the samples, to the bit; so are the errors."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,12 +16,10 @@ from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tabular.table import Table
 from penstock.datasets.arrays import Arrays
 from penstock.errors import ConfigError, DataError
-from penstock.loading import whole
 from penstock.loading.bad_samples import BadSamples
 from penstock.loading.collate import Pad, Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader, LoaderOptions
-from penstock.loading.whole import NotAtOnceError
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
 from tests.table_files import make, pa, tensors, write
@@ -66,12 +65,12 @@ COLUMNS = {
 def by_sample(work, requests):
     """Batches, or the words of the first error, each sample for itself."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(whole.WholeBatches, "make", never)
-        return made(work, requests)
+        patch.setattr(Fetch, "at_once", False)
+        return made(replace(work), requests)
 
 
 def never(*_):
-    raise NotAtOnceError
+    raise AssertionError("a sample is made")
 
 
 def made(work, requests):
@@ -251,7 +250,7 @@ def test_arrays(targets, tmp_path, monkeypatch):
     data = Arrays(str(tmp_path))
     work = Fetch(data, None, Stack(), 0)
     with monkeypatch.context() as patch:
-        patch.setattr(Arrays, "__getitems__", never)
+        patch.setattr(Arrays, "__getitem__", never)
         batches = made(work, requests_of(data, seed=4))
     assert_same(batches, by_sample(work, requests_of(data, seed=4)))
     values = np.load(tmp_path / "inputs.npy")

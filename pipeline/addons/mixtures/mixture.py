@@ -147,7 +147,7 @@ class Mixture(Dataset[Any]):
         ]
 
     def fetch_batch(self, indices: IntArray, in_place: bool = False) -> dict[str, Any]:
-        """The fields of a batch, gathered from each source; see `WholeBatches`.
+        """The fields of a batch, gathered from each source; see `loading/whole.py: way_of`.
 
         Raises:
             DataError: sources have different fields, or of other types, which samples may have.

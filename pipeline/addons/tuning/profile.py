@@ -1,16 +1,14 @@
 """`task=profile`: the bottleneck of this run, measured on real training steps.
 
 `steps` steps on a cached batch (the ceiling), then with num_workers=0, then with the configured
-loader. Prints a table and a verdict; writes trace.json, for https://ui.perfetto.dev. Tracing costs
-about 2 us a sample and 50 us a batch. All times are seconds per batch unless said otherwise.
+loader. Prints a table and a verdict. All times are seconds per batch unless said otherwise.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -29,11 +27,10 @@ from penstock.distributed.world import World, resolve_device, usable_cpus
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
-from penstock.loading.stage_timer import WAITS, StageTrace, delayed, slower_side
+from penstock.loading.stage_timer import WAITS, slower_side
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.address import Address
 from penstock.order.plan import End, StreamPlan
-from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks.fit import make_options, spare_cores
 from penstock.tasks.summary import put_rows
@@ -42,12 +39,11 @@ from penstock.training.own_steps import make_train_step
 
 DEFAULT_STEPS = 40
 STAGES = ("read", "transform", "collate", "batch", "transfer")
-CONSUMER = "training loop"
 WARM_UP = 3  # steps until allocations, compilation and autotuning are done
 SLOWED = 1.25  # times as long as alone from which on a step counts as slowed
 MARGIN = 0.85  # usable share of a worker's time
 
-Span = tuple[str, float, float]  # what, begin, end
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
 Bound = Literal["training", "decoding", "reading", "transfer", "start-up", "hand-over", "cores"]
 
 
@@ -66,9 +62,6 @@ def run(config: Config) -> None:
     print_table(timelines, ceiling, measured.samples)
     print_verdict(judged, measured)
     folder = RunFolder.claim(Path(config.run_dir), config.model_dump())
-    with only_shown("the trace"):
-        trace = write_trace(timelines, folder.path / "trace.json")
-        put(f"trace        {trace}   (opens in https://ui.perfetto.dev)")
     folder.finish("done", bound=judged.bound, overrides=list(judged.overrides))
 
 
@@ -86,7 +79,7 @@ ALONE: dict[str, Any] = {
 
 def record(course: Course, options: LoaderOptions | None, steps: int) -> Timeline:
     """Train with a loader, as configured if `options` is None."""
-    loader = course.loader(options, traced=True)
+    loader = course.loader(options)
     used = loader.options
     kind = {"thread": "threads", "process": "processes", "ray": "Ray actors", "main": ""}[
         used.backend
@@ -115,10 +108,11 @@ def measure(
         waited_at_starts=configured.waited_at_starts,
         first=configured.first,
         run_steps=max((epoch or 1000) * epochs, len(configured.steps)),
-        computing=alone.computing(),
-        blocked=alone.blocked(),
+        stages=alone.per_step(),
+        computing=alone.computing,
+        blocked=alone.blocked,
         transfer=configured.per_step().get("transfer", 0.0),
-        busy=configured.busy(),
+        busy=configured.busy,
         workers=configured.workers,
         prefetch=options.prefetch_factor or 2,
         cores=usable_cpus(),
@@ -175,8 +169,9 @@ class Measured:
     waited_at_starts: float  # the part of `waited` for the first batches of epochs
     first: float  # seconds until the first batch came
     run_steps: int  # steps for which workers, once started, will work
-    computing: Mapping[str, float]  # work on a batch without workers: on a core, by stage
-    blocked: float  # the same: waiting, but not for a core
+    stages: Mapping[str, float]  # work on a batch without workers, by stage
+    computing: float  # the part of it on a core
+    blocked: float  # the part of it that waits, but not for a core
     transfer: float  # to the device
     busy: float  # share of the time in which a worker had work, as configured
     workers: int
@@ -197,7 +192,7 @@ class Verdict:
 def judge(measured: Measured) -> Verdict:
     """The bottleneck, and what to change."""
     now, waited = measured, measured.waited
-    computing = sum(now.computing.values())
+    computing = now.computing
     work, total = computing + now.blocked, now.first + now.run_steps * now.pace
     waits = f"the training loop waits for data {waited:.0%} of the time"
     late = now.first > 0.2 * total and now.first > waited * (total - now.first)
@@ -237,9 +232,9 @@ def judge(measured: Measured) -> Verdict:
         reason = f"workers are busy {now.busy:.0%} of the time, and still {waits}"
         return Verdict("hand-over", reason, "threads hand batches over without a copy",
                        ("loader=threads",))  # fmt: skip
-    stage = max(now.computing, key=lambda name: now.computing[name])
-    reason = f"a batch takes {_ms(computing)} of a core to make, {_ms(now.computing[stage])} of it "
-    reason += f"in {stage}, and training {_ms(now.ceiling)}"
+    stage = max(now.stages, key=lambda name: now.stages[name])
+    reason = f"a batch takes {_ms(computing)} of a core to make, most of it in {stage}, "
+    reason += f"and training {_ms(now.ceiling)}"
     if now.workers < min(enough, now.cores):
         return Verdict("decoding", reason, f"let more of the {now.cores} cores work",
                        (f"loader.num_workers={min(enough, now.cores)}",))  # fmt: skip
@@ -295,7 +290,7 @@ class Course:
                 show(len(times))
         return sorted(times)[len(times) // 2]
 
-    def loader(self, options: LoaderOptions | None = None, traced: bool = False) -> Loader:
+    def loader(self, options: LoaderOptions | None = None) -> Loader:
         """Batches of the training split; as configured if `options` is None."""
         loader = self.parts.data.train.loader()
         if options is not None:
@@ -309,7 +304,6 @@ class Course:
                 loader.budget,
                 loader.batch_transform,
             )
-        loader.fetch.traced = traced
         return loader
 
     def batches(self, loader: Loader) -> Generator[Batch]:
@@ -335,11 +329,11 @@ def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> lis
     """Train on `steps` batches; the times of each."""
     timings: list[StepTiming] = []
     with closing(batches), progress("profiling", steps) as show:
-        asked, late = time.perf_counter(), delayed()
+        asked, late, computed = time.perf_counter(), delayed(), time.thread_time()
         for batch in batches:
             assert isinstance(batch, Batch)
-            so_far = delayed()
-            came, late = time.perf_counter(), so_far - late
+            computed, late = time.thread_time() - computed, delayed() - late
+            came = time.perf_counter()
             course.train(batch)
             done = time.perf_counter()
             timings.append(
@@ -350,15 +344,23 @@ def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> lis
                     came,
                     done,
                     dict(batch.timing),
-                    batch.trace,
+                    computed,
                     late,
                 )
             )
             if len(timings) == steps:
                 break
             show(len(timings))
-            asked, late = time.perf_counter(), delayed()
+            asked, late, computed = time.perf_counter(), delayed(), time.thread_time()
     return timings
+
+
+def delayed() -> float:
+    """Seconds for which this thread has waited for a core so far, 0 if not counted; 20 us."""
+    try:
+        return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 @dataclass
@@ -372,8 +374,8 @@ class StepTiming:
     came: float
     done: float
     stages: Mapping[str, float]  # time by stage
-    trace: StageTrace | None  # of the work on it
-    delayed: float = 0.0  # of the wait after it came, in which other programs had the core
+    computed: float  # of the wait for it, in which this thread was on a core
+    delayed: float  # of the wait for it, in which other programs had the core
 
     @property
     def waited(self) -> float:
@@ -381,15 +383,9 @@ class StepTiming:
         return max(self.came - self.asked - self.delayed, 0.0)
 
     @property
-    def spans(self) -> list[Span]:
-        """The phases of the training loop."""
-        moved = self.came - self.stages.get("transfer", 0.0)
-        spans = [
-            ("waiting", self.asked, moved),
-            ("transfer", moved, self.came),
-            ("training", self.came, self.done),
-        ]
-        return [span for span in spans if span[2] > span[1]]
+    def work(self) -> float:
+        """Seconds of work on the batch, without moving it."""
+        return sum(self.stages.values()) - self.stages.get("transfer", 0.0)
 
 
 @dataclass
@@ -441,67 +437,24 @@ class Timeline:
 
     def per_step(self) -> dict[str, float]:
         """Seconds of work per step, by stage."""
-        return self._mean_of([step.stages for step in self.steps])
-
-    def computing(self) -> dict[str, float]:
-        """Seconds on a core per step, by stage."""
-        return self._mean_of([trace.computing for trace in self._traces()])
-
-    def _mean_of(self, times: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        times, count = [step.stages for step in self.steps], len(self.steps)
         stages = dict.fromkeys(stage for spent in times for stage in spent)
-        count = len(self.steps)
         return {stage: sum(spent.get(stage, 0.0) for spent in times) / count for stage in stages}
 
-    def blocked(self) -> float:
-        """Seconds per step in which the making of batches waited, but not for a core."""
-        return sum(trace.blocked for trace in self._traces()) / len(self.steps)
+    @property
+    def computing(self) -> float:
+        """Seconds per step on a core while the training loop waited: without workers, the work."""
+        return sum(step.computed for step in self.steps) / len(self.steps)
 
+    @property
+    def blocked(self) -> float:
+        """Seconds per step of waiting, but not for a core: without workers, for data to arrive."""
+        spent = (
+            step.waited - step.computed - step.stages.get("transfer", 0.0) for step in self.steps
+        )
+        return sum(max(seconds, 0.0) for seconds in spent) / len(self.steps)
+
+    @property
     def busy(self) -> float:
         """Share of the steady time in which a worker had a batch to work on, on average."""
-        begin, end = self.steps[0].came, self.steps[-1].came
-        spent = sum(max(min(t.end, end) - max(t.begin, begin), 0.0) for t in self._traces())
-        return spent / max((end - begin) * max(self.workers, 1), 1e-9)
-
-    def _traces(self) -> Iterator[StageTrace]:
-        return (step.trace for step in self.steps if step.trace is not None)
-
-
-def write_trace(timelines: Sequence[Timeline], path: Path) -> Path:
-    """Write timelines as a Chrome trace: a process for each, a thread for each of its rows."""
-    events = [event for number, line in enumerate(timelines, 1) for event in _events(line, number)]
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-    return path
-
-
-def _events(timeline: Timeline, process: int) -> Iterator[dict[str, object]]:
-    """The training loop in row 0, then a row for each thread that makes batches."""
-    rows: dict[tuple[int, int], int] = {}
-    spans = [
-        (0, kind, kind, begin, end, {"epoch": step.epoch, "step": step.step})
-        for step in timeline.steps
-        for kind, begin, end in step.spans
-    ]
-    traced = [(step, step.trace) for step in timeline.steps if step.trace is not None]
-    for step, trace in sorted(traced, key=lambda pair: pair[1].begin):
-        row = rows.setdefault((trace.process, trace.thread), len(rows) + 1)
-        about = {"epoch": step.epoch, "step": step.step, "samples": step.samples}
-        name = f"batch {step.epoch}:{step.step}"
-        spans.append((row, name, "batch", trace.begin, trace.end, about))
-        spans += [(row, stage, "loading", begin, end, {}) for stage, begin, end in trace.laps]
-    names = {0: CONSUMER} | {
-        row: f"worker {row} (process {pid}, thread {thread})" for (pid, thread), row in rows.items()
-    }
-    titles = [("process_name", 0, timeline.title)]
-    for kind, row, name in [*titles, *(("thread_name", row, text) for row, text in names.items())]:
-        yield {"ph": "M", "pid": process, "tid": row, "name": kind, "args": {"name": name}}
-    for row, name, kind, begin, end, about in spans:
-        yield {
-            "ph": "X",
-            "pid": process,
-            "tid": row,
-            "name": name,
-            "cat": kind,
-            "args": about,
-            "ts": round((begin - timeline.begin) * 1e6, 3),
-            "dur": round((end - begin) * 1e6, 3),
-        }
+        return sum(step.work for step in self.steps[1:]) / max(self.steady * self.workers, 1e-9)

@@ -394,7 +394,7 @@ class Gatherer:
         self._by_group = _blocks_of({k: v for k, v in layouts.items() if k not in kept})
 
     def batch(self, indices: IntArray) -> dict[str, Any]:
-        """Rows by their index in the split: fields of a batch, as `WholeBatches` takes them.
+        """Rows by their index in the split: fields of a batch, as `loading/whole.py` takes them.
 
         Raises:
             DataError: a row group or a row of them cannot be read.
