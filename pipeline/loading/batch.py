@@ -55,7 +55,7 @@ class Batch(dict[str, Any]):
         super().__init__(fields)
         self.hashes, self.left_out = hashes, left_out
         self.kinds, self.timing, self.warnings = kinds or {}, timing or {}, warnings or {}
-        self.request: Any = request
+        self.request: Request = request  # type: ignore[assignment]  # None: of fields alone
         self.positions: Any = getattr(request, "positions", None)
         self.indices: Any = getattr(request, "indices", None)
         self.places: Any = places
