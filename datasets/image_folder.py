@@ -101,7 +101,7 @@ class ImageFolder(FolderDataset):
                     f"{self.folder.path(name)!r}: the training split has no class {name!r} (it has "
                     f"{', '.join(self.classes[:8])}). Add it there or remove the folder."
                 )
-            if name not in there:
+            if name not in there and split == "train":
                 raise DataError(
                     f"class {name!r}: {self.folder.path(name)!r} has no {self.holds}. Put some "
                     f"there or remove the folder. {allowed}"

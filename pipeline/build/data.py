@@ -178,11 +178,10 @@ class Split:
             dataset = recipe.opened(self)
         else:
             dataset = self.read(lazy=self.decodes)
-        both = (dataset, vars(self.data.train).get("dataset"))
-        if any(hasattr(one, name) for one in both for name in ("classes", "datasets")):
-            from penstock.addons.splits.classes import with_the_runs_classes
+        if hasattr(dataset, "classes") or hasattr(dataset, "datasets"):
+            from penstock.addons.splits.division import check_classes
 
-            dataset = with_the_runs_classes(self, dataset)
+            check_classes(self, dataset)
         if not data.filter is data.val_filter is data.unique is data.without is None:
             from penstock.addons.filters.kept import chosen_rows
 

@@ -83,6 +83,8 @@ def test_a_class_may_lack_validation_images(divided):
     (divided / "val" / "dog" / "4.jpg").unlink()
     (divided / "val" / "dog").rmdir()
     assert ImageFolder(str(divided), "val").facts["num_classes"] == 2
+    (divided / "val" / "dog").mkdir()
+    assert ImageFolder(str(divided), "val").labels.tolist() == [0]
 
 
 def test_other_files_are_counted_once(flat, caplog):

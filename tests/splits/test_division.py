@@ -1,8 +1,6 @@
 """Every row has one split; shares are exact, groups whole, and the order of rows is nothing.
-All splits have the numbers that classes have in training, whatever reads them.
+All splits have the classes of training under the same numbers.
 """
-
-import unicodedata
 
 import numpy as np
 import pandas as pd
@@ -12,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from penstock import build_train_loader, build_val_loader, compose
+from penstock import build_val_loader, compose
 from penstock.addons.splits.division import Division
 from penstock.build.data import DataParts
+from penstock.datasets.reading.split import split_rows
 from penstock.errors import ConfigError
 from tests import program
 
@@ -22,7 +21,7 @@ from tests import program
 def divide(division, table, *fold, names=None):
     """The split of each row of columns by name."""
     rows = len(next(iter(table.values())))
-    return division.of(rows, lambda name, _: np.asarray(table[name]), names, *fold)
+    return division.of(rows, lambda name: np.asarray(table[name]), names, *fold)
 
 
 shares = st.floats(0.05, 0.45)
@@ -30,22 +29,26 @@ shares = st.floats(0.05, 0.45)
 
 @given(rows=st.integers(3, 150), val=shares, test=shares, seed=st.integers(0, 3), data=st.data())
 def test_shares_are_exact_and_the_order_of_rows_changes_nothing(rows, val, test, seed, data):
-    table = {"name": np.array([f"n{row}" for row in range(rows)]), "kind": np.arange(rows) % 3}
+    names = np.array([b"n%d" % row for row in range(rows)])
     order = np.array(data.draw(st.permutations(range(rows))))
-    moved = {name: values[order] for name, values in table.items()}
+    kinds = np.arange(rows) % 3
     for more in ({}, {"stratify": "kind"}):
-        division = Division(val, test, seed, by="name", **more)
-        made = divide(division, table)
+        division = Division(val, test, seed, **more)
+        made = divide(division, {"kind": kinds}, names=names)
         counts = np.bincount(made, minlength=3)
         assert abs(counts[1] - val * rows) <= 1
         assert abs(counts[2] - test * rows) <= 1
-        if not more:
-            assert np.array_equal(divide(division, moved), made[order])
-        larger = divide(Division(min(val + 0.1, 0.5), test, seed, by="name", **more), table)
+        labels = kinds if more else None
+        val_rows = split_rows(names, "val", val, seed, labels)  # as a dataset divides its own
+        assert np.array_equal(np.flatnonzero(made == 1), val_rows)
+        moved = divide(division, {"kind": kinds[order]}, names=names[order])
+        assert np.array_equal(moved, made[order])
+        larger = Division(min(val + 0.1, 0.5), test, seed, **more)
+        larger = divide(larger, {"kind": kinds}, names=names)
         assert set(np.flatnonzero(made == 1)) <= set(np.flatnonzero(larger == 1))
         assert np.array_equal(made == 2, larger == 2)
         if more and rows >= 60:
-            of_kind = [np.bincount(made[table["kind"] == kind], minlength=3) for kind in range(3)]
+            of_kind = [np.bincount(made[kinds == kind], minlength=3) for kind in range(3)]
             assert np.ptp(of_kind, axis=0).max() <= 3
 
 
@@ -71,24 +74,16 @@ def test_a_group_and_a_moment_are_on_one_side(groups, val, test, folds):
     assert np.array_equal(validated, (folded[0] != 2).astype(int))  # each that does not test, once
 
 
-def test_columns_and_files_say_it(tmp_path):
-    table = {"part": ["train", "Validation", "test", "val"], "when": ["2020-02-01", "x", "", None]}
-    assert divide(Division(column="part"), table).tolist() == [0, 1, 2, 1]
-    (tmp_path / "val.txt").write_text("b.png\n2\n\n")
-    names = np.array([b"a.png", b"b.png", b"c.png"])
-    files = {"val": str(tmp_path / "val.txt")}
-    assert Division(files=files).of(3, None, names).tolist() == [0, 1, 1]
-    (tmp_path / "val.txt").write_text("b.png\nd.png\n")
-    with pytest.raises(ConfigError, match=r"line 2: there is no row 'd\.png' among 3"):
-        Division(files=files).of(3, None, names)
-    with pytest.raises(ConfigError, match="neither numbers nor dates"):
-        divide(Division(0.1, time="when"), table)
-    table["part"][1] = "holdout"
-    with pytest.raises(ConfigError, match="'part' of row 1 is 'holdout'"):
-        divide(Division(column="part"), table)
+def test_times_are_numbers_or_dates():
+    days = np.array(["2024-02-01", "2024-01-09", "2024-03-01", "2024-01-10"])
+    assert divide(Division(0.25, 0.25, time="day"), {"day": days}).tolist() == [1, 0, 2, 0]
+    assert divide(Division(0.25, 0.25, time="t"), {"t": [3, 1, 4, 2]}).tolist() == [1, 0, 2, 0]
+    for wrong in ("soon", "", None):
+        with pytest.raises(ConfigError, match=r"split\.time: row 1 has '.*a number or a date"):
+            divide(Division(0.1, time="day"), {"day": np.array(["2024-02-01", wrong], object)})
 
 
-def test_any_dataset_is_divided_and_mistakes_are_said_before_it_is_opened(capsys, monkeypatch):
+def test_any_dataset_is_divided_and_mistakes_are_said_before_it_is_opened(capsys):
     words = ["task=digest", "dataset=sequences", "dataset.count=40", "loader.num_workers=0"]
     seen = {}
     for name, more in (
@@ -103,7 +98,7 @@ def test_any_dataset_is_divided_and_mistakes_are_said_before_it_is_opened(capsys
     for more, message in (
         (["data.split={va: 0.1}"], "data.split.va:"),
         (["data.split={val: 0.1, group: nobody}"], "no column 'nobody'"),
-        (["data.split={val: 0.1, group: a, time: b}"], "divided by group already"),
+        (["data.split={val: 0.1, group: a, time: b}"], "divided by group and time; choose one"),
         (["data.split={val: 0.6, test: 0.5}"], "leave no rows to train on"),
         (["data.folds=4"], "data.fold:"),
         (["data.folds=4", "data.fold=4"], "data.fold:"),
@@ -190,14 +185,6 @@ def node(reader, name, validates):
     return {
         "folder": {"_target_": OURS, "root": name, **share},
         "torchvision": {"_target_": TORCHS, "root": name},
-        "concatenated": {
-            "_target_": "torch.utils.data.ConcatDataset",
-            "datasets": [{"_target_": TORCHS, "root": name}] * 2,
-        },
-        "mixture": {
-            "_target_": "penstock.addons.mixtures.mixture.Mixture",
-            "sources": {"one": {"_target_": OURS, "root": name, **share}},
-        },
         "text": {
             "_target_": f"{tables}.delimited_text.DelimitedText", "root": f"{name}.csv", **share
         },
@@ -210,9 +197,8 @@ def node(reader, name, validates):
     }[reader]  # fmt: skip
 
 
-SAMPLERS = {"stream": ["sampler=stream"], "mixture": ["sampler=mixture"]}
-READERS = ["folder", "torchvision", "concatenated", "mixture", "text", "parquet", "stream"]
-READERS += ["images", "labels"]
+SAMPLERS = {"stream": ["sampler=stream"]}
+READERS = ["folder", "torchvision", "text", "parquet", "stream", "images", "labels"]
 
 
 def pairs(reader, batch):
@@ -236,57 +222,44 @@ def opened(reader, train, val, monkeypatch, files, build=build_val_loader):
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_validation_set_has_the_numbers_of_training(reader, files, monkeypatch):
-    for name in ("train", "fewer"):
-        with opened(reader, "train", name, monkeypatch, files) as loader:
-            met = {pair for batch in loader for pair in pairs(reader, batch)}
-        assert met == {(x, x) for x in map("abcd".index, CLASSES[name])}
-    with pytest.raises(ConfigError, match=r"data.val_dataset: the val split has 'd'"):
-        opened(reader, "train", "other", monkeypatch, files)
+def test_a_number_means_one_class_in_all_splits(reader, files, monkeypatch):
+    with opened(reader, "train", "train", monkeypatch, files) as loader:
+        met = {pair for batch in loader for pair in pairs(reader, batch)}
+    assert met == {(x, x) for x in map("abcd".index, CLASSES["train"])}
+    for val, differ in (("fewer", r"\(a\)"), ("other", r"\(a, c, d\)")):
+        said = rf"data.val_dataset: the val split and training have different classes {differ}"
+        with pytest.raises(ConfigError, match=said):
+            opened(reader, "train", val, monkeypatch, files)
 
 
-def test_a_name_that_is_spelled_otherwise_is_no_guess(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    composed, apart = (unicodedata.normalize(form, "caf\u00e9") for form in ("NFC", "NFD"))
-    for folder, names in (("train", [composed, "Tea"]), ("fewer", [apart, "Tea"])):
-        for number, name in enumerate(names):
-            (tmp_path / folder / name).mkdir(parents=True)
-            Image.new("RGB", (8, 8)).save(tmp_path / folder / name / f"{number}.png")
-    with pytest.raises(ConfigError, match=r"is spelled '.*' there"):
-        opened("torchvision", "train", "fewer", monkeypatch, tmp_path)
-    (tmp_path / "train" / "tea").mkdir()
-    Image.new("RGB", (8, 8)).save(tmp_path / "train" / "tea" / "0.png")
-    opened("torchvision", "train", "train", monkeypatch, tmp_path, build_train_loader).close()
-    assert "'Tea' and 'tea'" in capsys.readouterr().err
-
-
-def test_a_validation_file_of_texts_has_the_numbers_of_training(files, monkeypatch):
+def test_a_class_without_rows_is_an_empty_folder_or_is_named(files, monkeypatch, tmp_path):
     monkeypatch.chdir(files)
     words = ["dataset=delimited_text", "dataset.root=.", "dataset.file=train.csv"]
-    words += ["transform=none", "collate=list", "loader=debug"]
-    batch = next(iter(build_val_loader(compose(*words, "dataset.val_file=fewer.csv"))))
+    words += ["transform=none", "collate=list", "loader=debug", "dataset.val_file=fewer.csv"]
+    batch = next(iter(build_val_loader(compose(*words, "dataset.classes=[a,b,c]"))))
     assert set(pairs("text", batch)) == {(1, 1), (2, 2)}
-    with pytest.raises(ConfigError, match="'d', and training has the classes a, b, c"):
-        build_val_loader(compose(*words, "dataset.val_file=other.csv"))
+    for label in "abc":
+        (tmp_path / label).mkdir()
+    Image.new("RGB", (8, 8), (1, 1, 1)).save(tmp_path / "b" / "0.png")
+    with opened("folder", "train", str(tmp_path), monkeypatch, files) as loader:
+        assert {pair for batch in loader for pair in pairs("folder", batch)} == {(1, 1)}
 
 
-def test_sources_of_a_mixture_have_one_numbering(files, monkeypatch):
+def test_sources_that_are_read_as_one_have_the_same_classes(files, monkeypatch):
     monkeypatch.chdir(files)
-    sources = {name: node("folder", name, False) for name in ("fewer", "other")}
-    mixture = {"_target_": "penstock.addons.mixtures.mixture.Mixture", "sources": sources}
-    parts = {
+    from penstock.addons.mixtures.mixture import Mixture
+    from penstock.datasets.image_folder import ImageFolder
+
+    assert Mixture({name: ImageFolder("train") for name in "ab"}).classes == ["a", "b", "c"]
+    concat = {
         "_target_": "torch.utils.data.ConcatDataset",
-        "datasets": [node("torchvision", name, False) for name in ("fewer", "other")],
+        "datasets": [{"_target_": TORCHS, "root": name} for name in ("fewer", "other")],
     }
-    for train, sampler in ((mixture, "mixture"), (parts, "random")):
-        nodes = {"dataset": train, "data": {"val_dataset": node("folder", "other", True)}}
-        text = f"# @package _global_\n{yaml.safe_dump(nodes)}"
-        (files / "conf" / "dataset" / "both.yaml").write_text(text)
-        words = ["transform=none", "collate=list", "loader=debug", f"sampler={sampler}"]
-        words += ["dataset=both", "objective=classification"]
-        config = compose(*words, config_dir=str(files / "conf"))
-        want = {(1, 0), (2, 1), (3, 2)}  # b, c of the first source, and d
-        with build_train_loader(config) as loader:
-            assert {pair for batch in loader for pair in pairs("folder", batch)} == want
-        with build_val_loader(config) as loader:
-            assert {pair for batch in loader for pair in pairs("folder", batch)} == {(1, 0), (3, 2)}
+    (files / "conf" / "dataset").mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump({"dataset": concat, "data": {"validate": False}})
+    (files / "conf" / "dataset" / "both.yaml").write_text(f"# @package _global_\n{text}")
+    words = ["dataset=both", "transform=none", "collate=list", "objective=classification"]
+    with pytest.raises(ConfigError, match=r"dataset: part 1 and part 0 have .* \(c, d\)"):
+        DataParts(compose(*words, config_dir=str(files / "conf"))).train.dataset  # noqa: B018
+    with pytest.raises(ConfigError, match=r"sources: other and fewer have different .* \(c, d\)"):
+        Mixture({name: ImageFolder(name) for name in ("fewer", "other")})

@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from penstock.addons.mixtures.order import MixtureOrder, Weights
-from penstock.addons.splits.classes import united
+from penstock.addons.splits.division import same_classes
 from penstock.config.targets import arguments, called
 from penstock.datasets.files import DataFile
 from penstock.errors import ConfigError, DataError, Problem
@@ -58,7 +58,8 @@ class Mixture(Dataset[Any]):
         if streams or not sources:
             reason = f"{', '.join(streams) or 'none'}; allowed: datasets with rows (no streams)"
             raise ConfigError(Problem("dataset.sources", reason))
-        self.sources = united(sources, "dataset.sources")
+        same_classes({name: classes_of(one) for name, one in sources.items()}, "dataset.sources")
+        self.sources = dict(sources)
         self.mixing = {
             "weights": weights,
             "knots": knots,

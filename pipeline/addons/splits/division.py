@@ -1,41 +1,28 @@
 """The split of each row, as a function of its name, its columns and a seed.
 
 Rows come in units that are not divided: a row; the rows of a group; the rows of a moment. Units are
-put in order, by a keyed hash or by time, and an order is cut into test, validation and training.
+put in order, by a keyed hash or by time, and an order is cut into validation, training and test.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.addons.filters.kept import KeptRows, Selection, kept_rows
-from penstock.config.schema import Config
 from penstock.config.targets import arguments, called, options
+from penstock.datasets.reading.split import ranked, val_count
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Fraction, Index
-from penstock.loading.facts import table_of, unfiltered
-from penstock.order.keys import IntArray, hash64, hash64_array
+from penstock.loading.facts import classes_of, table_of, unfiltered
+from penstock.order.keys import IntArray
 from penstock.order.plan import is_stream
 
-if TYPE_CHECKING:
-    from penstock.build.data import Split
-
-
 SPLITS = ("train", "val", "test")
-
-_SAID = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
-
-_SAID["test"] = "test"
-
-
-Columns = Callable[[str, str], npt.NDArray[Any]]  # (column, key) -> its values
 
 
 @dataclass(frozen=True)
@@ -45,271 +32,184 @@ class Division:
     Attributes:
         val, test: shares of all rows, in [0, 1).
         seed: another seed, another order.
-        by: column that names rows, so that their order changes nothing.
         group: column; rows with one value are on one side.
         stratify: column; each value gives its share.
         time: column; the latest rows test, those before validate.
-        column: column that says train, val or test.
-        files: by split, files that list row numbers or names; all other rows train.
     """
 
     val: Fraction = 0.0
     test: Fraction = 0.0
     seed: Index = 0
-    by: str | None = None
     group: str | None = None
     stratify: str | None = None
     time: str | None = None
-    column: str | None = None
-    files: dict[Literal["train", "val", "test"], str] | None = None
 
     def of(
         self,
         rows: int,
-        columns: Columns,
+        columns: Callable[[str], npt.NDArray[Any]],
         names: npt.NDArray[Any] | None = None,
         folds: int | None = None,
-        fold: int | None = None,
+        fold: int = 0,
     ) -> IntArray:
-        """The split of each of `rows` as a place in `SPLITS`, int64[rows].
+        """The split of each of `rows`: as a place in `SPLITS`, int64[rows].
 
         Args:
             columns: gives a column; raises ConfigError if there is none.
-            names: of the rows, if they are not `by`; None: their numbers.
+            names: of the rows; None: their numbers.
             folds, fold: parts of the rows that do not test, and the one that validates.
 
         Raises:
-            ConfigError: a column or a file does not fit.
+            ConfigError: a column does not fit.
         """
-        if self.by is not None:
-            names = columns(self.by, "data.split.by")
-        if self.column is not None:
-            return _by_column(columns(self.column, "data.split.column"), self.column)
-        if self.files:
-            return self._by_files(self.files, rows, names)
-        units, order = self._units(rows, columns, names)
+        if self.time is not None:
+            moments, units = np.unique(_comparable(columns(self.time)), return_inverse=True)
+            order = np.arange(len(moments))
+        elif self.group is not None:
+            groups, units = np.unique(columns(self.group).astype(str), return_inverse=True)
+            order = ranked(groups, self.seed)
+        else:
+            labels = None if self.stratify is None else columns(self.stratify).astype(str)
+            order = ranked(rows if names is None else names, self.seed, labels)
+            units = np.arange(rows)
         sizes = np.bincount(units, minlength=len(order))[order]
-        middles = np.cumsum(sizes) - sizes / 2
-        of_order = np.zeros(len(order), np.int64)
-        tests = _count(rows, self.test)
-        cut = _cut(middles, rows - tests, bool(tests))
-        if self.val or folds:  # which needs a unit, and so does the training
-            cut = max(cut, min(2, len(order) - bool(tests)))
-        of_order[cut:] = SPLITS.index("test")
-        before, left = middles[:cut], int(sizes[:cut].sum())
-        if folds is None:
-            of_order[self._validating(before, left, rows)] = SPLITS.index("val")
+        middles = np.cumsum(sizes) - sizes / 2  # rows before the middle of each unit
+        tests, vals = val_count(rows, self.test), val_count(rows, self.val)
+        last = min(int(np.searchsorted(middles, rows - tests)), len(order) - bool(tests))
+        before, left = middles[:last], sizes[:last].sum()
+        if folds is not None:
+            validates = np.minimum(before * folds / left, folds - 1).astype(int) == fold
+        elif self.time is not None:  # the last of those that are left; of any share a unit at least
+            validates = before >= min([left - vals, *before[-1:]] if vals else [left])
         else:
-            place = np.minimum(before * folds / max(left, 1), folds - 1).astype(np.int64)
-            of_order[np.flatnonzero(place == fold)] = SPLITS.index("val")
-        of_units = np.empty_like(of_order)
-        of_units[order] = of_order
-        return of_units[units]
-
-    def _validating(self, middles: npt.NDArray[np.float64], left: int, rows: int) -> IntArray:
-        """Which of the units that do not test validate, by their place in the order."""
-        count = _count(rows, self.val)
-        if self.time is not None:
-            return np.arange(_cut(middles, left - count, bool(count)), len(middles))
-        last = len(middles) - _cut(left - middles[::-1], left - count, bool(count))
-        return np.arange(last)
-
-    def _units(
-        self, rows: int, columns: Columns, names: npt.NDArray[Any] | None
-    ) -> tuple[IntArray, IntArray]:
-        """The unit of each row, and the units in order."""
-        if self.time is not None:
-            times = _comparable(columns(self.time, "data.split.time"), self.time)
-            moments, units = np.unique(times, return_inverse=True)
-            return units, np.arange(len(moments))
-        if self.group is not None:
-            texts = columns(self.group, "data.split.group").astype(str)
-            groups, units = np.unique(texts, return_inverse=True)
-            return units, np.argsort(self._keys(groups), kind="stable")
-        keys = self._keys(np.arange(rows) if names is None else names)
-        if self.stratify is None:
-            return np.arange(rows), np.argsort(keys, kind="stable")
-        texts = columns(self.stratify, "data.split.stratify").astype(str)
-        kinds, labels = np.unique(texts, return_inverse=True)
-        by_label = np.lexsort((keys, labels))
-        sizes = np.bincount(labels, minlength=len(kinds))
-        ranks = np.arange(rows) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        places = np.empty(rows)
-        places[by_label] = (ranks + 0.5) / np.repeat(sizes, sizes)
-        return np.arange(rows), np.lexsort((keys, places))
-
-    def _keys(self, names: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-        if names.dtype.kind in "iu":
-            numbers = names.astype(np.uint64)
-        else:
-            texts = (name if isinstance(name, bytes) else str(name).encode("utf-8", "replace")
-                     for name in names.tolist())  # fmt: skip
-            digests = (hashlib.blake2b(text, digest_size=8).digest() for text in texts)
-            numbers = np.frombuffer(b"".join(digests), dtype="<u8")
-        return hash64_array(hash64(self.seed, "division"), numbers)
-
-    def _by_files(
-        self, files: Mapping[Any, str], rows: int, names: npt.NDArray[Any] | None
-    ) -> IntArray:
-        known: dict[str, int] | None = None
-        made, said = np.zeros(rows, np.int64), np.zeros(rows, bool)
-        for split, path in files.items():
-            key = f"data.split.files.{split}"
-            for number, line in enumerate(_lines(path, key), start=1):
-                if line.isdecimal() and len(line) < 19 and (names is None or int(line) < rows):
-                    row = int(line)
-                else:
-                    if known is None:
-                        texts = [] if names is None else map(_text, names.tolist())
-                        known = {text: place for place, text in enumerate(texts)}
-                    row = known.get(line, -1)
-                if not 0 <= row < rows:
-                    reason = f"{path!r}, line {number}: there is no row {line[:80]!r} among {rows}"
-                    raise ConfigError(Problem(key, reason))
-                if said[row]:
-                    reason = f"{path!r}, line {number}: row {line[:80]!r} is listed already"
-                    raise ConfigError(Problem(key, reason))
-                made[row], said[row] = SPLITS.index(split), True
-        if "train" in files and not said.all():
-            row = int(np.argmin(said))
-            name = row if names is None else _text(names[row])
-            reason = f"none of the files lists row {name}; leave train out to train on the rest"
-            raise ConfigError(Problem("data.split.files.train", reason))
-        return made
+            validates = before <= max([vals, *before[:1]] if vals else [0])
+        made = np.full(len(order), SPLITS.index("test"))
+        made[order[:last]] = validates  # 1 is "val", and 0 "train"
+        return made[units]
 
 
-def _text(name: object) -> str:
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
-
-
-def _lines(path: str, key: str) -> Sequence[str]:
-    try:
-        content = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = f"{path!r} cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise ConfigError(Problem(key, reason)) from error
-    return [line.strip() for line in content.splitlines() if line.strip()]
-
-
-def _count(rows: int, share: float) -> int:
-    """How many of `rows` a share is: to the nearest, and one at least."""
-    return max(round(rows * share), 1) if share and rows > 1 else 0
-
-
-def _cut(middles: npt.NDArray[np.float64], at: float, behind: bool) -> int:
-    """How many units lie before `at`; one at least lies behind it, if any shall."""
-    cut = int(np.searchsorted(middles, at))
-    return min(cut, len(middles) - 1) if behind and len(middles) > 1 else cut
-
-
-def _by_column(values: npt.NDArray[Any], name: str) -> IntArray:
-    texts = np.array([str(value).strip().lower() for value in values.tolist()], dtype=object)
-    made = np.array([SPLITS.index(_SAID[text]) if text in _SAID else -1 for text in texts])
-    if (made < 0).any():
-        row = int(np.argmax(made < 0))
-        reason = f"{name!r} of row {row} is {str(values[row])[:80]!r}; it says train, val or test"
-        raise ConfigError(Problem("data.split.column", reason))
-    return made.astype(np.int64)
-
-
-def _comparable(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
-    """Numbers or dates, without missing ones; texts are read as dates."""
+def _comparable(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Numbers or dates; texts are read as dates."""
     import pandas as pd
 
-    if values.dtype.kind not in "iufM":
-        try:
-            values = pd.to_datetime(pd.Series(values), utc=True).to_numpy()
-        except (ValueError, TypeError, OverflowError) as error:
-            reason = f"{name!r} is neither numbers nor dates: {str(error)[:150]}"
-            raise ConfigError(Problem("data.split.time", reason)) from error
-    missing = pd.isna(values)
-    if missing.any():
-        reason = f"{name!r} of row {int(np.argmax(missing))} is missing; every row needs a time"
-        raise ConfigError(Problem("data.split.time", reason))
-    return values
+    times = pd.Series(values)
+    if times.dtype.kind not in "iufM":
+        times = pd.to_datetime(times, utc=True, errors="coerce", format="mixed")
+    if times.isna().any():
+        row = int(times.isna().argmax())
+        raise ConfigError(
+            Problem(
+                "data.split.time",
+                f"row {row} has '{values[row]}', and every row needs a number or a date",
+            )
+        )
+    return times.to_numpy()
 
 
-def opened(split: Split) -> Any:
+def opened(split: Any) -> Any:
     """The dataset with all its rows: those that train where it divides none itself."""
-    if refused := list(problems(split.config)):
+    if refused := _problems(split.config):
         raise ConfigError(refused)
     train = split.data.train
-    names = arguments(called(train.node[1]))
-    none: dict[str, Any] = {
-        name: 0.0 for name in ("val_fraction", "test_fraction") if name in names
-    }
-    dataset = train.read(split.decodes, **none)
-    if is_stream(dataset):
-        reason = f"{type(dataset).__name__} is a stream, which has no rows to divide"
-        raise ConfigError(Problem("data.split", reason))
-    return dataset
+    shares = {"val_fraction", "test_fraction"}.intersection(arguments(called(train.node[1])))
+    return train.read(split.decodes, **dict.fromkeys(shares, 0.0))
 
 
-def divided(split: Split, dataset: Any) -> Any:
+def divided(split: Any, dataset: Any) -> Any:
     """The rows of one split, of the dataset with all of them or those that filters leave."""
-    every = unfiltered(dataset)
-    kept = np.arange(len(every))
-    if isinstance(dataset, KeptRows):
-        kept = dataset.selection.rows
-    table: Any = table_of(every, split.data.fields)
+    every, data = unfiltered(dataset), split.config.data
+    streams = f"{type(every).__name__} is a stream, which has no rows to divide"
+    if why := streams if is_stream(every) else getattr(every, "undivided", ""):
+        raise ConfigError(Problem("data.split", why))
+    kept = dataset.selection.rows if isinstance(dataset, KeptRows) else np.arange(len(every))
+    table, names = table_of(every, split.data.fields), getattr(every, "names", None)
 
-    def column(name: str, key: str) -> Any:
-        known = [] if table is None else list(map(str, table.columns))
+    def column(name: str) -> npt.NDArray[Any]:
+        known = [] if table is None else [str(one) for one in table.columns]
         if name not in known:
-            has = f"it has {', '.join(known)}" if known else "it has no table of metadata"
-            raise ConfigError(Problem(key, f"the dataset has no column {name!r}; {has}"))
+            raise ConfigError(
+                Problem(
+                    "data.split",
+                    f"the dataset has no column {name!r}; it has {', '.join(known) or 'no table'}",
+                )
+            )
         return np.asarray(table[name])[kept]
 
-    names: Any = getattr(every, "names", None)
-    is_named = isinstance(names, np.ndarray) and len(names) == len(every)
-    if reason := getattr(every, "undivided", ""):
-        raise ConfigError(Problem("data.split", reason))
-    data = split.config.data
-    own = names[kept] if is_named else None
-    division: Division = options(split.config, "data.split")
-    of = division.of(len(kept), column, own, data.folds, data.fold)
-    chosen = of == SPLITS.index(split.name)
+    own = names[kept] if isinstance(names, np.ndarray) and len(names) == len(every) else None
+    of = options(split.config, "data.split").of(len(kept), column, own, data.folds, data.fold)
     mask = np.zeros(len(every), np.bool_)
-    mask[kept[chosen]] = True
-    if not chosen.any():
-        reason = f"leaves no row to the {split.name} split, of {len(kept)}"
-        raise ConfigError(Problem("data.split", reason))
+    mask[kept[of == SPLITS.index(split.name)]] = True
+    if not mask.any():
+        raise ConfigError(
+            Problem("data.split", f"leaves no row to the {split.name} split, of {len(kept)}")
+        )
     if hasattr(every, "learn_from"):  # else it would know rows that validate
         every.learn_from(kept[of == SPLITS.index("train")])
     if hasattr(every, "serve"):  # else its samples would be those of training
         every.serve(split.name)
-    reasons = dataset.reasons if isinstance(dataset, KeptRows) else {}
-    return kept_rows(every, Selection([mask]), reasons)
+    return kept_rows(every, Selection([mask]), getattr(dataset, "reasons", {}))
 
 
-def problems(config: Config) -> Iterator[Problem]:
+def _problems(config: Any) -> list[Problem]:
     """What excludes each other."""
     data, of = config.data, options(config, "data.split")
-    ways = [way for way in ("group", "stratify", "time", "column", "files") if getattr(of, way)]
-    if data.val_dataset is not None or data.test_dataset is not None:
-        yield Problem(
-            "data.split", "splits with datasets of their own are divided already; leave it out"
-        )
-    if data.packed is not None:
-        yield Problem("data.split", "a pack is of one split; set data.packed=null")
-    if of.val + of.test >= 1:
-        yield Problem("data.split.test", "val and test together leave no rows to train on")
-    if len(ways) > 1:
-        yield Problem(
-            f"data.split.{ways[1]}", f"rows are divided by {ways[0]} already; choose one of the two"
-        )
-    if data.folds is None:
-        if data.fold is not None:
-            yield Problem("data.folds", f"is missing, and data.fold is {data.fold}")
-        elif data.validates and not of.val and not {"column", "files"} & set(ways):
-            yield Problem(
-                "data.split", "says no share that validates; set data.split.val or data.folds"
+    ways = [name for name in ("group", "stratify", "time") if getattr(of, name)]
+    checks = (
+        (
+            data.val_dataset or data.test_dataset,
+            "data.split",
+            "splits with datasets of their own are divided already; leave it out",
+        ),
+        (data.packed, "data.split", "a pack is of one split; set data.packed=null"),
+        (of.val + of.test >= 1, "data.split", "val and test leave no rows to train on"),
+        (ways[1:], "data.split", f"rows are divided by {' and '.join(ways)}; choose one of them"),
+        (
+            data.validates and not of.val and not data.folds,
+            "data.split",
+            "says no share that validates; set data.split.val or data.folds",
+        ),
+        (
+            (data.folds or data.fold is not None) and data.fold not in range(data.folds or 0),
+            "data.fold",
+            f"got {data.fold}, and data.folds={data.folds}; the folds count from 0: "
+            f"-m 'data.fold=range({data.folds})' runs all of them",
+        ),
+        (data.folds and of.val, "data.split.val", "a fold validates; leave it or data.folds out"),
+        (data.folds and of.time, "data.folds", "rows that are divided by time make no folds"),
+    )
+    return [Problem(key, reason) for fails, key, reason in checks if fails]
+
+
+def check_classes(split: Any, dataset: Any) -> None:
+    """Refuse a split whose classes are not those of training, or of the weights that are tried,
+    and a `ConcatDataset` of such.
+
+    Raises:
+        ConfigError: as `same_classes`.
+    """
+    data, parts = split.data, getattr(unfiltered(dataset), "datasets", ())
+    same_classes({f"part {n}": classes_of(part) for n, part in enumerate(parts)}, split.node[0])
+    if own := classes_of(dataset):
+        known = data.recorded or (own if split.is_train else classes_of(data.train.dataset))
+        same_classes({"training": known, f"the {split.name} split": own}, split.node[0])
+
+
+def same_classes(names: Mapping[str, Sequence[str]], key: str) -> None:
+    """Refuse datasets that number their classes in different ways; where names lack, nothing.
+
+    Args:
+        names: of the classes in the order of their numbers, by what has them.
+        key: of the configuration, for the message.
+    """
+    (first, known), *others = [(what, [*own]) for what, own in names.items() if own] or [("", [])]
+    for what, own in others:
+        if own != known:
+            differ = sorted({*own} ^ {*known})[:10] or ["their order"]
+            raise ConfigError(
+                Problem(
+                    key,
+                    f"{what} and {first} have different classes ({', '.join(differ)}), so a number "
+                    "would mean two of them; give both the same names in the same order, by the "
+                    "dataset's `classes` or an empty folder",
+                )
             )
-        return
-    if data.fold is None or data.fold >= data.folds:
-        every = f"-m 'data.fold=range({data.folds})' runs all of them"
-        yield Problem("data.fold", f"got {data.fold}, expected 0 to {data.folds - 1}; {every}")
-    if of.val:
-        yield Problem("data.split.val", "a fold validates; leave it out, or data.folds")
-    for name in {"time", "column", "files"} & set(ways):
-        yield Problem("data.folds", f"rows are divided by {name}, which makes no folds")
