@@ -46,6 +46,8 @@ class ImageFolder(FolderDataset):
             `penstock.transforms.image_decoding`; the build sets it for those.
         limits: what a file, the folder and the classes may claim.
         test_fraction: share of each class to keep for a test.
+        class_names: of all classes in the order of their numbers, where some may have no folder;
+            the build sets those of training, or of the run whose weights are tried.
 
     Raises:
         DataError: the folder is missing or has no class, a class has no images, or only one of
@@ -68,6 +70,7 @@ class ImageFolder(FolderDataset):
         lazy: bool = False,
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
+        class_names: Sequence[str] | None = None,
     ) -> None:
         check_reader(reader)
         wrong = [name for name in extensions if not re.fullmatch(r"\.[^./A-Z]+", name)]
@@ -79,7 +82,7 @@ class ImageFolder(FolderDataset):
         divided = _is_divided(whole, split)
         self.folder = whole.below(split) if divided else whole
         classes = whole.below("train") if divided else whole
-        self.classes = classes.folders()
+        self.classes = [*(class_names or classes.folders())]
         if not self.classes:
             raise DataError(
                 f"{str(classes)!r} has no folders in it: {type(self).__name__} needs one for each "

@@ -56,8 +56,8 @@ class DataParts:
         world: this process among the others; from the environment when None.
 
     Attributes:
-        recorded: names of the classes of the run that the weights are of, in the order of their
-            numbers; empty where none is known. All splits then have these numbers.
+        recorded: names of the classes of the run that the weights are of, by number, which all
+            splits then have; empty where none is known.
     """
 
     def __init__(self, config: Config, world: World | None = None) -> None:
@@ -193,13 +193,12 @@ class Split:
         """How many rows of the dataset filters have left out, by why."""
         return self.dataset.reasons if isinstance(self.dataset, SomeRows) else {}
 
-    def read(self, lazy: bool, own: tuple[str, Any] | None = None, **arguments: Any) -> Any:
+    def read(self, lazy: bool, own: tuple[str, Any] | None = None, **given: Any) -> Any:
         """The configured dataset with all its rows, built anew.
 
         Args:
             lazy: it leaves pictures undecoded, if it can.
-            own: key and node of another one to read instead.
-            arguments: in place of the configured ones.
+            own, given: another key and node, and arguments in place of the configured ones.
         """
         key, node = own or self.node
         supply = {
@@ -208,12 +207,20 @@ class Split:
             "lazy": lazy,
             "limits": self.config.limits,
             "files": partial(options, self.config, "files"),
+            "class_names": (
+                "class_names" in arguments(called(node))
+                and (
+                    self.data.recorded
+                    or (not self.is_train and classes_of(self.data.train.dataset))
+                )
+            )
+            or None,
         }
         build = partial(make, key=key, supply=supply, nested=True)
-        dataset = build({**node, **arguments})
+        dataset = build({**node, **given})
         # An iterator can be read once, and every epoch and worker reads it again.
         if isinstance(dataset, Iterator) and not hasattr(dataset, "__getitem__"):
-            return Yielded(build({**node, **arguments, "_partial_": True}))
+            return Yielded(build({**node, **given, "_partial_": True}))
         return dataset
 
     @property

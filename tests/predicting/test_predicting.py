@@ -263,8 +263,8 @@ def test_other_folders_have_the_numbers_of_the_run(trained, place, capsys):
     for split in ("train", "val"):
         (place / "dogs" / split / "dog").rename(place / "dogs" / split / "wolf")
     refused = program.run(capsys, *words)
-    assert refused.code == 2
-    assert "has 'wolf', and training has the classes cat, dog" in refused.err
+    assert refused.code == 3
+    assert "the training split has no class 'wolf' (it has cat, dog)" in refused.err
 
 
 def test_columns_of_parquet_have_the_type_of_all_rows(tmp_path, monkeypatch):

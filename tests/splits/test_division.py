@@ -14,7 +14,7 @@ from penstock import build_val_loader, compose
 from penstock.addons.splits.division import Division
 from penstock.build.data import DataParts
 from penstock.datasets.reading.split import split_rows
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 from tests import program
 
 
@@ -117,7 +117,7 @@ def test_a_class_of_ones_own_that_divides_nothing(monkeypatch):
     config = compose(*words, "objective=regression", "data.split={val: 0.2, test: 0.2}")
     data = DataParts(config)
     rows = [getattr(data, name).dataset for name in ("train", "val", "test")]
-    places = sorted(part.row(place) for part in rows for place in range(len(part)))
+    places = sorted(part.rows[place] for part in rows for place in range(len(part)))
     assert places == list(range(len(rows[0].dataset)))
 
 
@@ -143,7 +143,7 @@ def test_a_table_is_encoded_by_the_rows_that_train_in_the_fold(tmp_path):
 
 
 def rows_of(part):
-    return [int(part.row(place)) for place in range(len(part))]
+    return [int(part.rows[place]) for place in range(len(part))]
 
 
 def test_windows_are_not_dealt_out(capsys):
@@ -226,6 +226,12 @@ def test_a_number_means_one_class_in_all_splits(reader, files, monkeypatch):
     with opened(reader, "train", "train", monkeypatch, files) as loader:
         met = {pair for batch in loader for pair in pairs(reader, batch)}
     assert met == {(x, x) for x in map("abcd".index, CLASSES["train"])}
+    if reader == "folder":  # which is told the classes of training
+        with opened(reader, "train", "fewer", monkeypatch, files) as loader:
+            assert {pair for batch in loader for pair in pairs(reader, batch)} == {(1, 1), (2, 2)}
+        with pytest.raises(DataError, match="training split has no class 'd'"):
+            opened(reader, "train", "other", monkeypatch, files)
+        return
     for val, differ in (("fewer", r"\(a\)"), ("other", r"\(a, c, d\)")):
         said = rf"data.val_dataset: the val split and training have different classes {differ}"
         with pytest.raises(ConfigError, match=said):
