@@ -167,6 +167,7 @@ def kinds(draw, files):
                 f"dataset.root={files}/faces",
             ),
             rows=24,
+            draws=True,
             norms=True,
         ),
         "arrays": Kind(
