@@ -801,6 +801,18 @@ def test_a_killed_worker_reads_its_part_of_a_stream_again():
     assert found + plain(list(batches)) == expected
 
 
+@pytest.mark.parametrize("method", ["terminate", "kill"])
+def test_a_worker_can_be_ended_by_multiprocessings_methods(method):
+    batches = iter(DataLoader(Squares(40), 2, num_workers=1))
+    found = [next(batches)]
+    (worker,) = batches._workers
+    getattr(worker, method)()
+    worker.join(20)
+    assert not worker.is_alive()
+    found += batches
+    assert plain(found) == theirs(Squares(40), 2)
+
+
 def test_a_worker_that_hangs_is_a_runtime_error_after_the_timeout():
     with pytest.raises(RuntimeError, match=r"no sign of life for 0\.3 s"):
         everything(Sleeping(), num_workers=1, worker_timeout=0.3)

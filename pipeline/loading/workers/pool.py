@@ -295,6 +295,7 @@ class _Worker:
         args = self.number, self._stack, *self._given
         process = self._new(target=_run, args=args, daemon=True)
         process.start()
+        process.terminate = process.kill  # it lets SIGTERM pass, which a whole group may get
         self.process = process
 
     def stack(self) -> str:
@@ -324,7 +325,6 @@ class _Worker:
         if process:
             process.kill()
             process.join()
-            process.close()
             self._stack.close()
         return bool(code)
 
