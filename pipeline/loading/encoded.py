@@ -28,8 +28,8 @@ class EncodedImage:
         name: its path or address, for messages.
         decoder: content, name -> torchvision's Image, uint8 [3, H, W], upright. Raises DataError
             over a bad file.
-        most_pixels: `limits.pixels`; code that decodes without `decoder` refuses a header that
-            claims more.
+        most_pixels: `limits.pixels`; code that decodes without `decoder` leaves a header that
+            claims more to it, to be refused.
     """
 
     content: bytes

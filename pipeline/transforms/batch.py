@@ -149,13 +149,12 @@ def images_of(batch: Batch, owner: object) -> dict[str, Tensor]:
             "is one: the dataset has to give them as tv_tensors.Image"
         )
     shapes = {field: list(getattr(stack, "shape", ())) for field, stack in images.items()}
-    if any(len(shape) != 4 for shape in shapes.values()):
+    same = len({tuple(shape[2:]) for shape in shapes.values()}) == 1
+    if not same or any(len(shape) != 4 for shape in shapes.values()):
         raise DataError(
-            f"{name} needs stacks of pictures [B, C, H, W], not {shapes}: resize them in "
-            "transform.train, and choose collate=stack"
+            f"{name} needs stacks of pictures [B, C, H, W] of one size, not {shapes}: resize them "
+            "in transform.train, and choose collate=stack"
         )
-    if len({tuple(shape[2:]) for shape in shapes.values()}) > 1:
-        raise DataError(f"{name}: the pictures of a sample ({', '.join(images)}) differ in size")
     return images
 
 

@@ -113,8 +113,6 @@ def _coordinates(value: Tensor, kind: str, move: Move, lengths: Tensor | None) -
 
 def _boxes(boxes: Tensor, form: str, move: Move) -> Tensor:
     """The box around each moved box, cut at the border; float[B, N, 4]."""
-    if form not in ("xyxy", "xywh", "cxcywh"):
-        raise DataError(f"boxes of the format {form!r} cannot be moved; use xyxy, xywh or cxcywh")
     left, top, right, bottom = box_convert(boxes, form, "xyxy").unbind(-1)
     places = ((left, top), (right, top), (right, bottom), (left, bottom))
     corners = torch.stack([move.points(torch.stack(corner, -1)) for corner in places])

@@ -51,8 +51,7 @@ class Crops(NamedTuple):
 
 def side_lengths(size: Size) -> tuple[int, int]:
     """Height and width of a result."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 class RandomAreaCrop:

@@ -72,8 +72,6 @@ class Normalize:
         numbers = statistics if isinstance(statistics, Mapping) else IMAGENET
         self.mean = [float(value) for value in numbers["mean"]]
         self.std = [float(value) for value in numbers["std"]]
-        if not all(value > 0 for value in self.std):
-            raise ConfigError(Problem("statistics", f"std is {self.std}; each must be above 0"))
 
     def __call__(self, sample: Sample) -> Sample:
         changed = dict(sample)

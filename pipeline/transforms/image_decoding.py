@@ -21,8 +21,9 @@ from PIL import Image, ImageOps
 from torchvision import tv_tensors
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import Count, Fraction, Limits
-from penstock.loading.encoded import TURNED, EncodedImage, StoredPictures, notices
+from penstock.files.limits import Count, Fraction
+from penstock.loading import worker_status
+from penstock.loading.encoded import EncodedImage, StoredPictures, notices
 from penstock.loading.output import allocate, allocate_row
 from penstock.order.keys import KeyArray, key_at_hand
 from penstock.transforms import native_images
@@ -74,14 +75,14 @@ class Decode:
         self.decoder = _chosen(decoder)
         self.reduce = reduce
         self._normal: Normal | None = None
-        self._kind: type[np.generic] = np.uint8
+        self.takes_batches = self.decoder == "native"  # by `decode_batch`
 
     def normalizing(self, normalize: BatchNormalize) -> Decode:
         """This transform with the batch transform `normalize` done while decoding."""
         changed = copy.copy(self)
         scale = 1 / (255 * np.array(normalize.std))
         bias = -np.array(normalize.mean) / np.array(normalize.std)
-        changed._normal, changed._kind = (tuple(scale.tolist()), tuple(bias.tolist())), np.float32
+        changed._normal = tuple(scale.tolist()), tuple(bias.tolist())
         return changed
 
     def __call__(self, sample: Sample) -> Sample:
@@ -89,9 +90,8 @@ class Decode:
         return {name: self._transformed(value, key) for name, value in sample.items()}
 
     @property
-    def takes_batches(self) -> bool:
-        """Whether `decode_batch` can be used."""
-        return self.decoder == "native"
+    def _kind(self) -> type[np.generic]:
+        return np.uint8 if self._normal is None else np.float32
 
     def decode_batch(
         self,
@@ -141,17 +141,25 @@ class Decode:
         channels_last: bool = False,
     ) -> None:
         """Write the crops of files into `target`, [B, 3, *size]."""
-        headers = [checked_header(file) for file in files]
+        headers = [_header(file) for file in files]
         known = [header or _NONE for header in headers]
         widths, heights, _ = np.array(known, np.int64).T
         crops = self.crop(keys, widths, heights)
-        done = np.zeros(len(files), bool)
+        outcomes = np.ones(len(files), np.int64)  # 0: decoded, and complete as far as it was read
         if self.decoder == "native":
-            contents = [file.content for file in files]
-            done = native_images.decode(
-                contents, known, crops, target, self.reduce, self._normal, channels_last
+            native_images.module("jpeg").decode(
+                [file.content for file in files],
+                target,
+                np.column_stack([known, crops.flips]).astype(np.int64),
+                crops.regions,
+                crops.inside,
+                channels_last,
+                self.reduce,
+                self._normal or native_images.AS_IT_IS,
+                worker_status.place(),
+                outcomes,
             )
-        for row in np.flatnonzero(~done).tolist():
+        for row in np.flatnonzero(outcomes).tolist():
             file, header, pixels = files[row], headers[row], None
             if header is not None and self.decoder == "pure":
                 pixels = _with_pillow(file.content, header, crops, row, self.size, self.reduce)
@@ -285,8 +293,7 @@ def _with_pillow(
 ) -> Pixels | None:
     """A region of a JPEG file, uint8 [3, *size]; None if the file cannot be decoded."""
     left, top, right, bottom = crops.regions[row]
-    most = int(min((right - left) / size[1], (bottom - top) / size[0])) if reduce else 1
-    most = 1 << max(most, 1).bit_length() - 1
+    most = max(1, int(min((right - left) / size[1], (bottom - top) / size[0]))) if reduce else 1
     try:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
             width, height = image.size
@@ -300,25 +307,10 @@ def _with_pillow(
         return None
 
 
-def checked_header(image: EncodedImage) -> JpegHeader | None:
-    """The header of a JPEG file; None where the dataset's own reader has to decode it.
-
-    Raises:
-        DataError: it claims more pixels than the dataset allows.
-    """
-    header = jpeg_header(image.content)
-    if header is None:
-        return None
-    if header.orientation > 1:
-        notices.setdefault("turned", TURNED.format(image.name))
-    pixels = header.width * header.height
-    if pixels > image.most_pixels:
-        refusal = Limits(pixels=image.most_pixels).refusal("pixels", f"{pixels} pixels")
-        raise DataError(
-            f"image {image.name!r} claims {header.width} x {header.height} pixels: {refusal}; or "
-            "take it out of the data."
-        )
-    return header
+def _header(file: EncodedImage) -> JpegHeader | None:
+    """The header of a JPEG file; None where the dataset's own reader has to decode or refuse it."""
+    header = jpeg_header(file.content)
+    return header if header and header.width * header.height <= file.most_pixels else None
 
 
 def thread_safe(transform: Compose) -> bool:

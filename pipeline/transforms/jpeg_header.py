@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 _SCAN, _APP1 = 0xDA, 0xE1
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, by Huffman codes
-# Other frames, and a beginning or an end in the middle.
-_REFUSED = {0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0), 0xD8, 0xD9}
-_BARE = {0x01, *range(0xD0, 0xD8)}  # markers without a length
+# Other frames, a beginning or an end in the middle, and a scan ahead of the frame.
+_REFUSED = {0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0), 0xD8, 0xD9, _SCAN}
 _ORIENTATION = 0x0112
-_MOST_MARKERS = 1000
-_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])", re.DOTALL)  # but those without a length
+# A marker and the length of its segment, behind padding and markers that have no length.
+_SEGMENT = re.compile(rb"(?:\xff(?=\xff)|\xff[\x01\xd0-\xd7])*+\xff([^\x00\xff])(..)", re.DOTALL)
 _EXIF = re.compile(rb"\xff\xe1(..)Exif\0\0", re.DOTALL)
 
 
@@ -39,32 +38,22 @@ def jpeg_header(content: bytes) -> JpegHeader | None:
     """
     if content[:2] != b"\xff\xd8" or content[-2:] != b"\xff\xd9":
         return None
-    size: tuple[int, int] | None = None
-    orientation: int | None = None
-    at, last = 2, len(content) - 4
-    for _ in range(_MOST_MARKERS):
-        if at > last or content[at] != 0xFF:
-            return None
-        marker = content[at + 1]
-        if marker == 0xFF or marker in _BARE:  # markers may be padded
-            at += 1 if marker == 0xFF else 2
-            continue
-        length = content[at + 2] << 8 | content[at + 3]
-        if marker in _REFUSED or length < 2 or (marker == _SCAN and size is None):
-            return None
-        if marker == _SCAN and size is not None:
-            width, height = size if (orientation or 1) < 5 else size[::-1]
+    size, orientation, at = (0, 0), 0, 2
+    while found := _SEGMENT.match(content, at):
+        marker, length = found[1][0], int.from_bytes(found[2], "big")
+        if marker == _SCAN and all(size):
+            width, height = size if orientation < 5 else size[::-1]
             return JpegHeader(width, height, orientation or 1)
-        segment = content[at + 4 : at + 2 + length]
+        at = found.end() - 2 + length
+        segment = content[found.end() : at]
+        if marker in _REFUSED or length < 2:
+            return None
         if marker in _FRAMES:
-            if size or len(segment) < 6 or segment[0] != 8 or segment[5] not in (1, 3):
+            if any(size) or len(segment) < 6 or segment[0] != 8 or segment[5] not in (1, 3):
                 return None
             size = segment[3] << 8 | segment[4], segment[1] << 8 | segment[2]
-            if not all(size):
-                return None
-        elif marker == _APP1 and orientation is None and segment.startswith(b"Exif\0\0"):
+        elif marker == _APP1 and not orientation and segment.startswith(b"Exif\0\0"):
             orientation = _orientation(segment[6:])
-        at += 2 + length
     return None
 
 

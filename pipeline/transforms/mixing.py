@@ -110,10 +110,10 @@ class CutMix(Mix):
         centre = (random.uniform(size=(2,)) * canvas).long()
         low = (centre - sides // 2).clamp(min=0)
         high = torch.minimum(centre - sides // 2 + sides, canvas)
-        inside: list[Tensor] = []
-        for axis, length in enumerate(canvas.tolist()):
-            place = torch.arange(length)
-            inside.append((place >= low[:, axis, None]) & (place < high[:, axis, None]))
-        covered = (inside[0][:, :, None] & inside[1][:, None])[:, None].to(images.device)
+        down, across = (
+            (place >= low[:, axis, None]) & (place < high[:, axis, None])
+            for axis, place in enumerate(map(torch.arange, canvas.tolist()))
+        )
+        covered = (down[:, :, None] & across[:, None])[:, None].to(images.device)
         kept = 1 - (high - low).prod(1).double() / canvas.prod()
         return torch.where(covered, others, images), kept

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -21,7 +20,6 @@ from PIL import Image
 from penstock.loading import worker_status
 from penstock.loading.encoded import StoredPictures
 from penstock.transforms.crops import Crops
-from penstock.transforms.jpeg_header import JpegHeader
 
 Pixels = npt.NDArray[Any]
 Normal = tuple[tuple[float, ...], tuple[float, ...]]  # scale and bias of each channel, of bytes
@@ -36,43 +34,6 @@ def module(name: str) -> Any:
         return importlib.import_module(f"penstock.native.{name}")
     except ImportError:
         return None
-
-
-def decode(
-    contents: Sequence[bytes],
-    headers: Sequence[JpegHeader],
-    crops: Crops,
-    target: Pixels,
-    reduce: bool,
-    normal: Normal | None = None,
-    channels_last: bool = False,
-) -> npt.NDArray[np.bool_]:
-    """Decode a region of each file into `target`, uint8 or float32 [B, 3, height, width].
-
-    Args:
-        reduce: let the DCT decode at 1/2, 1/4 or 1/8 where that still covers the result.
-        normal: for float32.
-        channels_last: the target is uint8 [B, height, width, 3].
-
-    Returns:
-        bool [B]: whether the file could be decoded, and was complete as far as it was read.
-    """
-    facts = np.empty((len(contents), 4), np.int64)
-    facts[:, :3], facts[:, 3] = headers, crops.flips
-    outcomes = np.empty(len(contents), np.int64)
-    module("jpeg").decode(
-        contents,
-        target,
-        facts,
-        crops.regions,
-        crops.inside,
-        channels_last,
-        reduce,
-        normal or AS_IT_IS,
-        worker_status.place(),
-        outcomes,
-    )
-    return outcomes == 0
 
 
 def crop_resize(

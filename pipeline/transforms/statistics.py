@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,7 @@ def statistics_of(
         std of a constant channel is 1.
 
     Raises:
-        DataError: there are no images, or one cannot be read.
+        DataError: a sample has no image, or one cannot be read.
         DiskError: the result cannot be written.
     """
     folder = Path(cache_dir).expanduser() / "statistics"
@@ -108,16 +107,12 @@ def _computed(dataset: Any, names: Fields) -> dict[str, list[float]]:
         pixels = images[0].as_subclass(torch.Tensor).movedim(-3, 0).flatten(1).double() * unit
         return pixels.shape[1], pixels.sum(1), (pixels**2).sum(1)
 
-    def all_sums() -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        with ThreadPoolExecutor() as pool:
-            for start in range(0, len(dataset), _TOGETHER):
-                yield from pool.map(sums, range(start, min(start + _TOGETHER, len(dataset))))
-
-    count, total, squares = 0, torch.zeros(()), torch.zeros(())
-    for pixels, one, square in watched(all_sums(), len(dataset), "computing image statistics"):
-        count, total, squares = count + pixels, total + one, squares + square
-    if not count:
-        raise DataError("there are no training samples to compute image statistics from")
+    rows, count, total, squares = range(len(dataset)), 0, torch.zeros(()), torch.zeros(())
+    pieces = [rows[start : start + _TOGETHER] for start in rows[::_TOGETHER]]
+    with ThreadPoolExecutor() as pool:
+        for piece in watched(pieces, len(pieces), "computing image statistics"):
+            for pixels, one, square in pool.map(sums, piece):
+                count, total, squares = count + pixels, total + one, squares + square
     mean = total / count
     deviation = (squares / count - mean**2).clamp(min=0).sqrt()
     return {"mean": (mean / 255).tolist(), "std": (deviation / 255).tolist()}

@@ -1,9 +1,9 @@
 """Crops and affine maps of batches of pictures, each row with parameters of its own.
 
-Pixels are float32 or uint8 [B, C, H, W], and keep their memory format; parameters are float64 or
-int64 on the CPU. A row depends on its own pixels and parameters alone, to the last bit: sums whose
-order could depend on the batch (matrix products, `add` with a factor) are written out. Between a
-CPU and a GPU, uint8 pixels differ by at most 1.
+Pixels are float32 or uint8 [B, C, H, W]; parameters are float64 or int64 on the CPU. A row depends
+on its own pixels and parameters alone, to the last bit: sums whose order could depend on the batch
+(matrix products, `add` with a factor) are written out. Between a CPU and a GPU, uint8 pixels differ
+by at most 1.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ def crop_resize(images: Tensor, crops: Crops, size: tuple[int, int]) -> Tensor:
         size: height and width of the result.
     """
     if images.device.type == "cpu" and images.dtype == torch.uint8:
-        return resized(images, crops, size).contiguous(memory_format=layout(images))
+        return resized(images, crops, size)
     rows, channels, height, width = images.shape
     left, top, right, bottom = torch.from_numpy(crops.regions).unbind(1)
     down = _resize_weights(top, bottom - top, height, size[0], images.device)
     across = _resize_weights(left, right - left, width, size[1], images.device)
     pixels = images.to(torch.float32).reshape(rows, channels * height, width)
     pixels = torch.bmm(pixels, across.transpose(1, 2)).reshape(rows, channels, height, size[1])
-    made = _rounded(torch.matmul(down[:, None], pixels), images.dtype)
-    return made.contiguous(memory_format=layout(images))
+    return _rounded(torch.matmul(down[:, None], pixels), images.dtype)
 
 
 def _resize_weights(
@@ -93,14 +92,7 @@ def affine(images: Tensor, inverse: Tensor, fill: float = 0.0, nearest: bool = F
     mode = "nearest" if nearest else "bilinear"
     warped = F.grid_sample(pixels, grid, mode, padding_mode="zeros", align_corners=False)
     warped = warped + fill if fill else warped
-    warped = warped.round_().to(images.dtype) if nearest else _rounded(warped, images.dtype)
-    return warped.contiguous(memory_format=layout(images))
-
-
-def layout(images: Tensor) -> torch.memory_format:
-    """The memory format of pictures [B, C, H, W]."""
-    last = images.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last and not images.is_contiguous() else torch.contiguous_format
+    return warped.round_().to(images.dtype) if nearest else _rounded(warped, images.dtype)
 
 
 def _rounded(pixels: Tensor, dtype: torch.dtype) -> Tensor:
