@@ -4,10 +4,9 @@
     worker_info                     sets the answer of `torch.utils.data.get_worker_info()`
     numpy_seed                      (seed, worker) -> what torch's workers seed numpy with
     shared_storage, share_by        CPU memory that other processes can map; who makes it
-    map_descriptor, descriptor_and_size   the memory behind a descriptor, and the reverse
     scale                           multiplies tensors by a number in place, in one call
     register_pytree_node            lets `tree_map` look into a class
-    tree_map_only                   changes the tensors in anything nested
+    tree_map_only, tree_leaves      go through the tensors in anything nested
 
 Tested with torch 2.15. With a torch that lacks one of them, importing this file says which.
 """
@@ -23,6 +22,7 @@ import torch
 try:
     from torch._utils import ExceptionWrapper as ExceptionWrapper
     from torch.utils._pytree import register_pytree_node as register_pytree_node
+    from torch.utils._pytree import tree_leaves as tree_leaves
     from torch.utils._pytree import tree_map_only as tree_map_only
     from torch.utils.data._utils import worker as _worker
     from torch.utils.data._utils.pin_memory import pin_memory as pin_memory
@@ -30,10 +30,6 @@ try:
     WorkerInfo = _worker.WorkerInfo
     numpy_seed: Any = _worker._generate_state
     scale: Any = torch._foreach_mul_
-    # A descriptor may be closed once it is mapped.
-    map_descriptor: Any = torch.UntypedStorage._new_shared_fd_cpu  # type: ignore[attr-defined]
-    # The storage keeps its descriptor open.
-    descriptor_and_size: Any = torch.UntypedStorage._share_fd_cpu_
     _new_shared: Any = torch.UntypedStorage._new_shared
 except (ImportError, AttributeError) as error:
     raise ImportError(

@@ -25,13 +25,6 @@ def test_who_is_asked_for_the_worker_is_answered_for_a_while():
     assert get_worker_info() is None
 
 
-def test_memory_behind_a_descriptor_is_the_same_memory():
-    storage = torch_internals.shared_storage(8)
-    again = torch_internals.map_descriptor(*torch_internals.descriptor_and_size(storage))
-    storage[5] = 42
-    assert (again[5], len(again)) == (42, 8)
-
-
 def test_tensors_are_scaled_in_place():
     tensors = [torch.ones(3), torch.full((2,), 4.0)]
     torch_internals.scale(tensors, 0.5)

@@ -28,8 +28,6 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any
 
-from torch.utils._pytree import tree_leaves
-
 from penstock.distributed.preemption import asked, waiting
 from penstock.errors import PenstockError
 from penstock.loading import worker_status
@@ -40,7 +38,7 @@ from penstock.loading.workers.options import LoaderOptions
 from penstock.order.keys import hash64
 from penstock.order.plan import Request
 from penstock.order.seeding import scope
-from penstock.torch_internals import ExceptionWrapper
+from penstock.torch_internals import ExceptionWrapper, tree_leaves
 
 POLL = 0.2  # seconds between two looks at workers that report nothing
 _MOST = 8  # batches beyond the normal window, for each worker
