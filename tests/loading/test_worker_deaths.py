@@ -85,3 +85,33 @@ def test_a_temporary_folder_with_a_long_path_is_named(tmp_path):
     )
     assert str(folder) in done.stdout, done
     assert "TMPDIR" in done.stdout, done
+
+
+KEEPS = """
+import resource
+import torch
+from penstock import DataLoader
+from penstock.errors import PenstockError
+
+if __name__ == "__main__":
+    batches = iter(DataLoader(torch.zeros(400, 1 << 15), 2, num_workers=1))
+    next(batches)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+    try:
+        kept = list(batches)
+    except PenstockError as error:
+        print(error)
+"""
+
+
+def test_who_keeps_more_batches_than_files_may_be_open_is_told(tmp_path):
+    (tmp_path / "program.py").write_text(KEEPS)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert "Too many open files" in done.stdout, done
+    assert "ulimit -n" in done.stdout

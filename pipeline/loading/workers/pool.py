@@ -45,7 +45,7 @@ import numpy as np
 import torch
 
 from penstock.distributed.preemption import asked
-from penstock.errors import ConfigError, Problem
+from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading import worker_status
 from penstock.loading.worker_status import FIELDS, WorkerStatus
 from penstock.loading.workers.executors import (
@@ -215,7 +215,10 @@ class Pool:
                 try:
                     result = load() if self._device is None else pin_memory(load())
                 except Exception as error:
-                    result = WorkerError(f"a batch cannot be received: {error}")
+                    result = PenstockError(
+                        f"a batch cannot be received: {error}. Each large tensor is an open file "
+                        "until it is freed; ulimit -n says how many there may be"
+                    )
                 self._finish(number, result)
 
     def _finish(self, number: int, result: Any) -> None:
