@@ -45,9 +45,6 @@ class Numbers:
     def path(self, index):
         return f"{index}.txt"
 
-    def locality(self, indices):
-        return np.asarray(indices) // 2
-
     def files_of(self, indices):
         return [[f"{index}.txt"] for index in indices]
 
@@ -83,7 +80,6 @@ def test_every_member_is_that_of_the_kept_rows(chosen):
     assert np.asarray(found.lengths).tolist() == TABLE["length"].iloc[rows].tolist()
     assert found.lengths[numbers[::-1]].tolist() == TABLE["length"].iloc[rows[::-1]].tolist()
     assert len(found.lengths) == len(rows)
-    assert found.locality(numbers).tolist() == [row // 2 for row in rows]
     assert found.files_of(numbers.tolist()) == [[f"{row}.txt"] for row in rows]
     batch = found.fetch_batch(numbers, in_place=True)
     assert (batch["x"].tolist(), batch["in_place"]) == ([10 * row for row in rows], True)

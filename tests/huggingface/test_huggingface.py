@@ -356,7 +356,6 @@ def test_pictures_are_decoded_by_the_batch(pictures):
     batch = next(iter(whole))
     assert batch["image"].shape == (8, 3, 16, 16)
     assert batch.warnings == {}
-    assert whole.fetch._whole.usable
 
 
 RUN = [

@@ -66,7 +66,7 @@ CASES = {
     "NaN": (change_cell("nan"), r"face_landmarks\.csv.*line 5.*part_3_x.*nan"),
     "empty cell": (change_cell(""), r"face_landmarks\.csv.*line 5.*part_3_x"),
     "text": (change_cell("left"), r"face_landmarks\.csv.*line 5.*part_3_x.*'left'"),
-    "empty CSV": (empty, r"face_landmarks\.csv.*empty"),
+    "empty CSV": (empty, r"face_landmarks\.csv.*needs a header"),
     "no rows": (no_rows, r"face_landmarks\.csv.*no rows"),
     "no CSV": (missing_csv, r"face_landmarks\.csv"),
     "missing image": (missing_image, r"face_landmarks\.csv.*line 5.*03\.jpg.*missing"),

@@ -107,5 +107,5 @@ def test_tokens_that_cannot_be_read_by_blocks_are_refused_as_on_a_disk(folder, t
         root = f"http://127.0.0.1:{port}/data"
         with pytest.raises(DataError, match=r"b\.bin' has \d+ bytes, no multiple of the 2 bytes"):
             opened(root, tmp_path, tokens="b.bin")
-        with pytest.raises(DataError, match=r"c\.npy' is not a \.npy file"):
+        with pytest.raises(DataError, match=r"c\.npy' cannot be read: it is no \.npy file"):
             opened(root, tmp_path, tokens="c.npy")
