@@ -21,8 +21,15 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.datasets.files import DataFile, Files, FolderFile, open_root
-from penstock.datasets.reading.base import FileDataset, Part, Sample, Table, table
-from penstock.datasets.reading.split import Split, split_rows
+from penstock.datasets.reading.base import (
+    FileDataset,
+    Part,
+    Sample,
+    Split,
+    Table,
+    split_rows,
+    table,
+)
 from penstock.errors import DataError
 from penstock.files.data import read_file
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed

@@ -24,9 +24,16 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.datasets.files import Files, FolderFile, open_root
-from penstock.datasets.reading.base import FolderDataset, Part, Sample, Table, table
+from penstock.datasets.reading.base import (
+    FolderDataset,
+    Part,
+    Sample,
+    Split,
+    Table,
+    split_rows,
+    table,
+)
 from penstock.datasets.reading.image import Orientation, Reader, check_reader, read_image
-from penstock.datasets.reading.split import Split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 

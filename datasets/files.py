@@ -1,4 +1,5 @@
-"""Files on this machine and at addresses such as `s3://bucket/folder`, and folders of them.
+"""Files on this machine and at addresses such as `s3://bucket/folder`, folders of them, and folders
+of data that one process makes once and that appear whole or not at all.
 
 A `Root` names its files relative to itself, with forward slashes. The add-on `stores` fetches files
 from addresses; it is imported with the first one. Cost: 2 us a file of this machine to list them.
@@ -9,25 +10,32 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
+import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from platformdirs import user_cache_path
 from pydantic import AfterValidator, ByteSize, Field, NonNegativeFloat
 from pydantic.dataclasses import dataclass
 
 from penstock import seams
-from penstock.errors import DataError
+from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import size_of
 from penstock.files.limits import DEFAULT, Count, Index, Limits, PositiveFloat
+from penstock.files.locks import lock, lock_beside
 from penstock.files.paths import is_remote, local_path
 from penstock.terminal import watched
 
 T = TypeVar("T")
+
+VARIABLE = "PENSTOCK_CACHE"
 
 _log = logging.getLogger(__name__)
 
@@ -276,3 +284,99 @@ def with_endings(names: Sequence[str], endings: tuple[str, ...], where: str | No
             *(where, len(others), counts, others[0], ", ".join(endings)),
         )
     return found
+
+
+def stranger(start: bytes) -> str | None:
+    """Describe a file by its first bytes (64 or more) if they are neither of image nor of audio."""
+    text = start.lstrip().lower()
+    kinds = {
+        "it is empty": not start,
+        "it begins with zeros only, as files that were never written to the disk": (
+            not start.strip(b"\0")
+        ),
+        "it is a Git LFS pointer (run `git lfs pull`)": start.startswith(
+            b"version https://git-lfs"
+        ),
+        "it is a web page or other markup, as failed downloads leave behind": text.startswith(
+            (b"<!doctype", b"<html", b"<?xml")
+        ),
+        f"it is text that starts with {start[:24].decode('ascii', 'replace')!r}": all(
+            byte in b"\t\n\r" or 32 <= byte < 127 for byte in start
+        ),
+    }
+    return next((kind for kind, fits in kinds.items() if fits), None)
+
+
+@contextmanager
+def generated_data(
+    root: str | None, kind: str, name: str, write: Callable[[Path], None]
+) -> Iterator[str]:
+    """The folder `root`/`name`, which `write(folder)` fills if it is not there yet.
+
+    Without a root it lies in `kind` of the user's cache, which all checkouts share: PENSTOCK_CACHE,
+    or ~/.cache/penstock on Linux (XDG_CACHE_HOME) and the system's own place elsewhere. A DataError
+    inside of the context says that the data can be made again.
+
+    Raises:
+        DataError: the folder cannot be written.
+        ConfigError: `root` is an address.
+    """
+    if root and is_remote(root):
+        reason = f"{root!r} is an address; drawn data is written to a folder of this machine"
+        raise ConfigError(Problem("dataset.root", reason))
+    cache = Path(os.environ.get(VARIABLE) or user_cache_path("penstock", False))
+    parent = Path(root) if root is not None else cache.absolute() / kind
+    folder = parent.expanduser() / name
+
+    def announced(made: Path) -> None:
+        message = "making the data of %s in %s, once; later runs read it"
+        _log.info(message, kind, folder)
+        write(made)
+
+    generated_folder(folder, announced, f"dataset.root (or {VARIABLE})")
+    try:
+        yield str(folder)
+    except DataError as error:
+        raise DataError(f"{error} Or delete {str(folder)!r}, and it is made again.") from error
+
+
+def generated_folder(
+    path: Path,
+    write: Callable[[Path], None],
+    key: str,
+    is_there: Callable[[Path], bool] = Path.is_dir,
+) -> None:
+    """Fill the folder `path` by `write(folder)` if it is not there yet.
+
+    It is written beside its place and renamed, so nobody sees a part of it, even if the process is
+    killed. Of several processes, such as the ranks of a run, one writes and the others wait. Where
+    the file system has no locks, all write: `write` must give the same files every time.
+
+    Args:
+        key: of the configuration, for messages.
+        is_there: whether the folder is there, and of use; another is made anew.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    if is_there(path):
+        return
+    beside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with lock(lock_beside(path), f"writes {path}"):
+            if not is_there(path):
+                shutil.rmtree(path, ignore_errors=True)
+                beside.mkdir()
+                write(beside)
+                beside.rename(path)
+            # Whoever still waits for the lock finds the folder there. After an error it stays.
+            lock_beside(path).unlink(missing_ok=True)
+    except OSError as error:
+        if not is_there(path):  # else another process was first
+            raise DataError(
+                f"cannot write the data {str(path)!r}: {error.strerror or error}. Set {key} to a "
+                "folder that can be written."
+            ) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)

@@ -18,9 +18,16 @@ import numpy as np
 
 from penstock.datasets.arrays import check_classes
 from penstock.datasets.files import Files, Root, open_root, with_endings
-from penstock.datasets.reading.base import FolderDataset, Part, Sample, Table, table
+from penstock.datasets.reading.base import (
+    FolderDataset,
+    Part,
+    Sample,
+    Split,
+    Table,
+    split_rows,
+    table,
+)
 from penstock.datasets.reading.image import Reader, check_reader, encoded_image, read_image
-from penstock.datasets.reading.split import Split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 

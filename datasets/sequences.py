@@ -23,10 +23,16 @@ from pydantic import Field
 from torch.utils.data import Dataset
 
 from penstock.datasets.arrays import MappedArray, class_names, not_finite, read_labels
-from penstock.datasets.files import DataFile, Files, FolderFile, open_root
-from penstock.datasets.reading.base import FileDataset, Part, Sample, Table, table
-from penstock.datasets.reading.generated import generated_data
-from penstock.datasets.reading.split import Split, split_rows
+from penstock.datasets.files import DataFile, Files, FolderFile, generated_data, open_root
+from penstock.datasets.reading.base import (
+    FileDataset,
+    Part,
+    Sample,
+    Split,
+    Table,
+    split_rows,
+    table,
+)
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.order.keys import IntArray, hash64
@@ -152,7 +158,7 @@ class SyntheticSequences(Sequences):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `penstock.datasets.reading.generated`).
+            in the user's cache (see `penstock.datasets.files.generated_data`).
         split: "train", "val" or "test".
         count: number of strokes of all splits, 8 or more.
         shortest, longest: bounds of the lengths, in steps; 3 or more.

@@ -22,9 +22,9 @@ from PIL import Image, ImageDraw
 from pydantic import Field
 
 from penstock.datasets.face_landmarks import FaceLandmarks
-from penstock.datasets.reading.generated import generated_data
+from penstock.datasets.files import generated_data
+from penstock.datasets.reading.base import Split
 from penstock.datasets.reading.image import Reader
-from penstock.datasets.reading.split import Split
 from penstock.files.limits import Count, Fraction, Seed
 from penstock.order.keys import hash64
 from penstock.terminal import watched
@@ -41,7 +41,7 @@ class SyntheticFaces(FaceLandmarks):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `penstock.datasets.reading.generated`).
+            in the user's cache (see `penstock.datasets.files.generated_data`).
         split: "train", "val" or "test".
         count: number of faces of all splits.
         size: height and width in pixels, 32 to 1024.

@@ -26,7 +26,7 @@ import torchvision.io  # noqa: F401  (registers torch.ops.image)
 from PIL import Image, ImageOps
 from torchvision import tv_tensors
 
-from penstock.datasets.reading.file_kind import stranger
+from penstock.datasets.files import stranger
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import read_file
 from penstock.files.limits import DEFAULT, Limits

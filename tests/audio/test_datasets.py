@@ -15,8 +15,7 @@ from penstock.addons.audio.pairs import AudioPairs
 from penstock.addons.audio.reading import read_audio, read_header
 from penstock.addons.audio.spoken_digits import SpokenDigits
 from penstock.build.training import TrainingParts
-from penstock.datasets.files import Files
-from penstock.datasets.reading.file_kind import stranger
+from penstock.datasets.files import Files, stranger
 from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import Mismatch, PadTime
 from tests.program import SHARED, run

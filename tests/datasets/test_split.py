@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.datasets.reading.split import check_split, split_rows
+from penstock.datasets.reading.base import check_split, split_rows
 from penstock.errors import ConfigError
 
 names = st.lists(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock import compose
-from penstock.datasets.reading.generated import generated_folder
+from penstock.datasets.files import generated_folder
 from penstock.datasets.sequences import SyntheticSequences
 from penstock.datasets.synthetic_faces import SyntheticFaces, draw_face
 from penstock.errors import ConfigError, DataError

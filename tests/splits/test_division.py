@@ -13,7 +13,7 @@ from PIL import Image
 from penstock import build_val_loader, compose
 from penstock.addons.splits.division import Division
 from penstock.build.data import DataParts
-from penstock.datasets.reading.split import split_rows
+from penstock.datasets.reading.base import split_rows
 from penstock.errors import ConfigError, DataError
 from tests import program
 

@@ -20,8 +20,7 @@ import torch
 from penstock.addons.audio.reading import EXTENSIONS, AudioFolder, check_soundfile
 from penstock.datasets.arrays import MappedArray
 from penstock.datasets.files import DataFile, Files, FolderFile, Root, open_root, with_endings
-from penstock.datasets.reading.base import Part, Sample
-from penstock.datasets.reading.split import Split, check_split, split_rows
+from penstock.datasets.reading.base import Part, Sample, Split, check_split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.order.keys import IntArray

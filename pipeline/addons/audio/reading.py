@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.datasets.files import stranger
 from penstock.datasets.reading.base import FolderDataset
-from penstock.datasets.reading.file_kind import stranger
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.keys import IntArray

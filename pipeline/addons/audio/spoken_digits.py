@@ -18,8 +18,7 @@ import numpy as np
 
 from penstock.addons.audio.reading import EXTENSIONS, AudioFolder, check_soundfile
 from penstock.datasets.files import Files, Root, open_root, with_endings
-from penstock.datasets.reading.base import Part, Sample
-from penstock.datasets.reading.split import Split, check_split
+from penstock.datasets.reading.base import Part, Sample, Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Index, Limits
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from penstock.addons.forecasting.windows import Fill, Scale, Windows
-from penstock.datasets.reading.generated import generated_data
-from penstock.datasets.reading.split import Split
+from penstock.datasets.files import generated_data
+from penstock.datasets.reading.base import Split
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Index, Seed
 from penstock.order.keys import hash64
@@ -27,7 +27,7 @@ class DrawnSeries(Windows):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `penstock.datasets.reading.generated`).
+            in the user's cache (see `penstock.datasets.files.generated_data`).
         split: "train", "val" or "test".
         count: number of shops.
         days: number of days, 30 or more.

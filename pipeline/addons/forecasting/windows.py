@@ -33,8 +33,7 @@ from penstock.addons.tabular.frames import (
     read_frame,
 )
 from penstock.datasets.files import DataFile, Files
-from penstock.datasets.reading.base import FileDataset, Part, Sample
-from penstock.datasets.reading.split import Split, check_split, val_count
+from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, check_split, val_count
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Index, Limits
 from penstock.order.keys import IntArray

@@ -24,9 +24,8 @@ from penstock.addons.tables.arrow.table import ArrowTable
 from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tables.parquet_stream import ParquetStream
 from penstock.datasets.files import open_root
-from penstock.datasets.reading.base import Part
+from penstock.datasets.reading.base import Part, Split
 from penstock.datasets.reading.image import Reader
-from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import read_file
 from penstock.files.limits import Count, Fraction, Limits, Seed

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.addons.image_tables.image_table import ImageTable
-from penstock.datasets.reading.generated import generated_data
+from penstock.datasets.files import generated_data
+from penstock.datasets.reading.base import Split
 from penstock.datasets.reading.image import Reader
-from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
 from penstock.order.keys import hash64
@@ -51,7 +51,7 @@ class DrawnScenes(ImageTable):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `penstock.datasets.reading.generated`).
+            in the user's cache (see `penstock.datasets.files.generated_data`).
         count: of scenes of all splits.
         size: height and width in pixels, 32 to 512.
         seed: other scenes for another seed.

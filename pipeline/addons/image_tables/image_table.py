@@ -22,7 +22,14 @@ import torch
 from penstock.addons.image_tables.cells import Cell, Cells, read_cells
 from penstock.datasets.arrays import check_classes
 from penstock.datasets.files import Files, FolderFile, open_root
-from penstock.datasets.reading.base import FolderDataset, Part, Sample
+from penstock.datasets.reading.base import (
+    FolderDataset,
+    Part,
+    Sample,
+    Split,
+    check_split,
+    split_rows,
+)
 from penstock.datasets.reading.image import (
     Orientation,
     Reader,
@@ -30,7 +37,6 @@ from penstock.datasets.reading.image import (
     encoded_image,
     read_image,
 )
-from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.order.keys import IntArray

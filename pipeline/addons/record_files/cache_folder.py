@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.datasets.reading.generated import generated_folder
+from penstock.datasets.files import generated_folder
 from penstock.errors import DataError
 from penstock.terminal import watched
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.datasets.arrays import not_finite, plain_numbers
-from penstock.datasets.reading.split import check_split, val_count
+from penstock.datasets.reading.base import check_split, val_count
 from penstock.order.keys import IntArray, hash64, hash64_array
 
 

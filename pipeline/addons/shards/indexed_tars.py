@@ -38,9 +38,8 @@ from penstock.addons.shards.tar.fields import (
     make_fields,
 )
 from penstock.datasets.files import DataFile, Files, WholeFilesError
-from penstock.datasets.reading.base import FileDataset, Part, Sample
+from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, check_split
 from penstock.datasets.reading.image import Reader, check_reader
-from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.files.paths import is_remote

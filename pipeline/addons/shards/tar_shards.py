@@ -36,9 +36,8 @@ from penstock.addons.shards.tar.archive import (
 )
 from penstock.addons.shards.tar.fields import check_label, choose_fields, make_fields
 from penstock.datasets.files import DataFile, Files
-from penstock.datasets.reading.base import FileDataset, Part, Sample
+from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, check_split
 from penstock.datasets.reading.image import Reader, check_reader
-from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Fraction, Limits, Seed
 from penstock.files.paths import is_remote

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.addons.filters.kept import KeptRows, Selection, kept_rows
 from penstock.config.targets import arguments, called, options
-from penstock.datasets.reading.split import ranked, val_count
+from penstock.datasets.reading.base import ranked, val_count
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Fraction, Index
 from penstock.loading.facts import classes_of, table_of, unfiltered

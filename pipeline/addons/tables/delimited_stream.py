@@ -25,8 +25,7 @@ from penstock.addons.tables.text.delimited_format import (
 from penstock.addons.tables.text.record_index import Quoting
 from penstock.addons.tables.text.record_reader import compression_of, line_at, read_records
 from penstock.datasets.files import DataFile, Files
-from penstock.datasets.reading.base import FileDataset, Part, Sample
-from penstock.datasets.reading.split import Split, check_split
+from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.files.paths import is_remote

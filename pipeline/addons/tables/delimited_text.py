@@ -33,8 +33,14 @@ from penstock.addons.tables.text.delimited_format import (
 from penstock.addons.tables.text.record_index import Quoting, RecordIndex
 from penstock.addons.tables.text.record_reader import compression_of
 from penstock.datasets.files import DataFile, Files
-from penstock.datasets.reading.base import FileDataset, Part, Sample, fingerprint
-from penstock.datasets.reading.split import Split, check_split
+from penstock.datasets.reading.base import (
+    FileDataset,
+    Part,
+    Sample,
+    Split,
+    check_split,
+    fingerprint,
+)
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.order.keys import IntArray

@@ -30,9 +30,8 @@ from penstock.addons.tables.arrow.columns import (
 )
 from penstock.addons.tables.arrow.files import exact_frame, in_one_piece
 from penstock.addons.tables.arrow.table import ArrowTable
-from penstock.datasets.reading.base import Sample
+from penstock.datasets.reading.base import Sample, Split
 from penstock.datasets.reading.image import Reader
-from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Limits, Seed
 from penstock.order.keys import IntArray

@@ -20,10 +20,16 @@ from torch.utils.data import Dataset
 
 from penstock.addons.record_files.cache_folder import CacheFolder
 from penstock.addons.tables import drawn_text
-from penstock.datasets.files import DataFile, Files, Root, open_root
-from penstock.datasets.reading.base import FileDataset, Part, Sample, fingerprint
-from penstock.datasets.reading.generated import generated_data
-from penstock.datasets.reading.split import Split, check_split, split_rows
+from penstock.datasets.files import DataFile, Files, Root, generated_data, open_root
+from penstock.datasets.reading.base import (
+    FileDataset,
+    Part,
+    Sample,
+    Split,
+    check_split,
+    fingerprint,
+    split_rows,
+)
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import read_file
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed

@@ -23,8 +23,8 @@ from typing import Literal
 import numpy as np
 
 from penstock.addons.tabular.table import Table
-from penstock.datasets.reading.generated import generated_data
-from penstock.datasets.reading.split import Split
+from penstock.datasets.files import generated_data
+from penstock.datasets.reading.base import Split
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Seed
 from penstock.order.keys import hash64
@@ -40,7 +40,7 @@ class DrawnTable(Table):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `penstock.datasets.reading.generated`).
+            in the user's cache (see `penstock.datasets.files.generated_data`).
         split: "train", "val" or "test".
         target: "left" or "spent".
         count: number of rows of all splits, 20 or more.

@@ -43,8 +43,7 @@ from penstock.addons.tabular.frames import (
 )
 from penstock.datasets.arrays import check_classes
 from penstock.datasets.files import DataFile, Files
-from penstock.datasets.reading.base import FileDataset, Part, Sample
-from penstock.datasets.reading.split import Split, check_split, split_rows
+from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
 from penstock.order.keys import IntArray

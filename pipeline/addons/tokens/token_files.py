@@ -29,8 +29,7 @@ from penstock.addons.tokens.flat import LENGTHS, OFFSETS, FlatFile
 from penstock.addons.tokens.megatron import MegatronFile, Rows
 from penstock.addons.tokens.token_file import RemoteNumbers, TokenFile, checked_spans
 from penstock.datasets.files import DataFile, Files, FolderFile, Root, open_root
-from penstock.datasets.reading.base import FileDataset, Part
-from penstock.datasets.reading.split import Split, check_split
+from penstock.datasets.reading.base import FileDataset, Part, Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
 from penstock.order.keys import IntArray

@@ -21,8 +21,7 @@ from penstock.addons.image_tables.image_table import ImageTable
 from penstock.addons.video.decoding import check_av, read_clip, video_damage
 from penstock.datasets.files import Files, Root, open_root, with_endings
 from penstock.datasets.image_folder import ImageFolder
-from penstock.datasets.reading.base import FolderDataset, Part, Sample
-from penstock.datasets.reading.split import Split
+from penstock.datasets.reading.base import FolderDataset, Part, Sample, Split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
 from penstock.order.keys import hash64, key_at_hand, uniform_at

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from penstock.addons.video.clips import VideoClips
 from penstock.addons.video.decoding import check_av
-from penstock.datasets.reading.generated import generated_data
-from penstock.datasets.reading.split import Split
+from penstock.datasets.files import generated_data
+from penstock.datasets.reading.base import Split
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
 from penstock.order.keys import hash64
@@ -40,7 +40,7 @@ class DrawnMotions(VideoClips):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `penstock.datasets.reading.generated`).
+            in the user's cache (see `penstock.datasets.files.generated_data`).
         count: of videos of all splits, 6 or more.
         pixels: height and width, 32 to 256, even.
         seed: other videos for another seed.

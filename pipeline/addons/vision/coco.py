@@ -21,9 +21,8 @@ from torchvision import tv_tensors
 
 from penstock.addons.vision.turns import PlacesInImages
 from penstock.datasets.files import Files, FolderFile, Root, open_root
-from penstock.datasets.reading.base import Part, Sample
+from penstock.datasets.reading.base import Part, Sample, Split, check_split, split_rows
 from penstock.datasets.reading.image import Orientation, Reader, check_reader, read_image
-from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 

@@ -16,8 +16,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from penstock.datasets.files import DataFile
-from penstock.datasets.reading.base import FileDataset, Part, Sample
-from penstock.datasets.reading.split import Split, check_split, split_rows
+from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, check_split, split_rows
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Seed
 from penstock.order.keys import hash64

@@ -23,7 +23,7 @@ from torchvision import tv_tensors
 from penstock.addons.vision.turns import PlacesInImages, sizes_of
 from penstock.datasets.arrays import check_classes
 from penstock.datasets.files import Files, open_root, with_endings
-from penstock.datasets.reading.base import Part, Sample
+from penstock.datasets.reading.base import Part, Sample, Split, check_split, split_rows
 from penstock.datasets.reading.image import (
     Orientation,
     Reader,
@@ -33,7 +33,6 @@ from penstock.datasets.reading.image import (
     opened_image,
     read_image,
 )
-from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 

@@ -25,8 +25,7 @@ import numpy as np
 from penstock.addons.record_files.positioned_file import PositionedFile
 from penstock.addons.record_files.remote_bytes import RemoteBytes
 from penstock.addons.record_files.shard_files import OpenFiles
-from penstock.datasets.files import WholeFilesError
-from penstock.datasets.reading.file_kind import stranger
+from penstock.datasets.files import WholeFilesError, stranger
 from penstock.errors import DataError
 from penstock.files.paths import is_remote
 from penstock.order.keys import IntArray

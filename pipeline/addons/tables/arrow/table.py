@@ -52,9 +52,8 @@ from penstock.addons.tables.arrow.gathering import (
     layouts_of,
 )
 from penstock.datasets.files import DataFile, Files
-from penstock.datasets.reading.base import FileDataset, Part, Sample
+from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, check_split
 from penstock.datasets.reading.image import Reader, check_reader
-from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Count, Fraction, Limits, Seed
 from penstock.files.paths import is_remote
