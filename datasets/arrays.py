@@ -132,8 +132,7 @@ def block(source: MappedArray, rows: IntArray) -> torch.Tensor:
     """Rows as one tensor, checked for NaN and infinity."""
     # A copy; indexing by rows would take three times as long.
     values = source.array.take(rows, axis=0)
-    position = not_finite(values)
-    if position is not None:
+    if (position := not_finite(values)) is not None:
         raise DataError(
             f"{str(source.path)!r}, row {rows[position[0]]}, place {position[1:]}: "
             f"{values[tuple(position)]} is not finite. Repair the value or remove the row."
@@ -180,8 +179,9 @@ class MappedArray:
             array: npt.NDArray[Any] = self.path.read(lambda path: np.load(path, mmap_mode="r"))
         except (OSError, ValueError, EOFError) as error:
             wrong = f"it is no .npy file of numbers ({error}); write it with numpy.save"
-            reason = getattr(error, "strerror", None) or wrong
-            raise DataError(f"{name} cannot be read: {reason}.") from error
+            raise DataError(
+                f"{name} cannot be read: {getattr(error, 'strerror', None) or wrong}."
+            ) from error
         if array.dtype.kind not in "biuf":
             raise DataError(f"{name} holds {array.dtype}; save numbers with numpy.save.")
         if array.ndim == 0 or len(array) == 0:
@@ -243,8 +243,8 @@ def read_labels(labels: MappedArray, key: str, limits: Limits = DEFAULT) -> IntA
     lowest, highest = int(stored.argmin()), int(stored.argmax())
     if stored[lowest] < 0:
         raise DataError(f"{name}, row {lowest}: label {stored[lowest]}; labels start at 0.")
-    where = f"{name}, row {highest}: label {stored[highest]}"
-    check_classes(int(stored[highest]) + 1, where, limits)
+    last = int(stored[highest])
+    check_classes(last + 1, f"{name}, row {highest}: label {last}", limits)
     return stored
 
 

@@ -86,8 +86,7 @@ class FaceLandmarks(FolderDataset):
         file = FolderFile(folder, csv)
         lines, landmarks = file.read(lambda path: _read_table(path, str(file)))
         self.folder = folder.below(images)
-        row = self.folder.first_missing([*lines])
-        if row is not None:
+        if (row := self.folder.first_missing([*lines])) is not None:
             name, line = [*lines.items()][row]
             raise DataError(
                 f"{str(file)!r}, line {line}: its image {self.folder.path(name)!r} is missing. Put "
@@ -171,8 +170,7 @@ def _read_table(path: str, shown: str) -> tuple[dict[str, int], npt.NDArray[np.f
         columns = f"{NAME},part_0_x,part_0_y,..."
         raise DataError(f"{shown!r} needs a header ({columns}) and a row for each image.")
     header = [name.strip() for name in rows[0][1]]
-    numbers = re.findall(r"\bpart_(\d{1,9})_[xy]\b", " ".join(header))
-    most = max(map(int, numbers), default=0)
+    most = max(map(int, re.findall(r"\bpart_(\d{1,9})_[xy]\b", " ".join(header))), default=0)
     coordinates = [f"part_{part}_{axis}" for part in range(most + 1) for axis in "xy"]
     for name in [NAME, *coordinates]:
         if (count := header.count(name)) != 1:

@@ -35,8 +35,6 @@ from penstock.terminal import watched
 
 T = TypeVar("T")
 
-VARIABLE = "PENSTOCK_CACHE"
-
 _log = logging.getLogger(__name__)
 
 
@@ -120,10 +118,11 @@ class Files:
 
         It is called again if the file was evicted before it was opened.
         """
-        if is_remote(address):
-            content: T = self.remote.read(address, function)
-            return content
-        return function(str(local_file(address)))
+        return (
+            self.remote.read(address, function)
+            if is_remote(address)
+            else function(str(local_file(address)))
+        )
 
 
 def local_file(address: str) -> Path:
@@ -186,15 +185,15 @@ class Root:
     def first_missing(self, names: Sequence[str]) -> int | None:
         """The position of the first of `names` that is missing."""
         # Listing folders is faster than asking for each file, by much on a network's disk.
-        there: dict[str, set[str]] = {}
-        for position, name in enumerate(names):
-            folder, _, base = name.rpartition("/")
-            if folder not in there:
-                parent = Path(self.path(folder))
-                there[folder] = {*os.listdir(parent)} if parent.is_dir() else set()  # noqa: PTH208
-            if base not in there[folder]:
-                return position
-        return None
+        places = [name.rpartition("/")[::2] for name in names]
+        paths = {folder: Path(self.path(folder)) for folder in dict(places)}
+        there = {
+            folder: {*os.listdir(path)} if path.is_dir() else set()  # noqa: PTH208
+            for folder, path in paths.items()
+        }
+        return next(
+            (n for n, (folder, base) in enumerate(places) if base not in there[folder]), None
+        )
 
     def data_file(self, name: str) -> DataFile:
         """A file, for hashing its content."""
@@ -322,18 +321,16 @@ def generated_data(
         ConfigError: `root` is an address.
     """
     if root and is_remote(root):
-        reason = f"{root!r} is an address; drawn data is written to a folder of this machine"
-        raise ConfigError(Problem("dataset.root", reason))
-    cache = Path(os.environ.get(VARIABLE) or user_cache_path("penstock", False))
+        raise ConfigError(
+            Problem(
+                "dataset.root",
+                f"{root!r} is an address; drawn data is written to a folder of this machine",
+            )
+        )
+    cache = Path(os.environ.get("PENSTOCK_CACHE") or user_cache_path("penstock", False))
     parent = Path(root) if root is not None else cache.absolute() / kind
     folder = parent.expanduser() / name
-
-    def announced(made: Path) -> None:
-        message = "making the data of %s in %s, once; later runs read it"
-        _log.info(message, kind, folder)
-        write(made)
-
-    generated_folder(folder, announced, f"dataset.root (or {VARIABLE})")
+    generated_folder(folder, write, "dataset.root (or PENSTOCK_CACHE)")
     try:
         yield str(folder)
     except DataError as error:
@@ -368,6 +365,7 @@ def generated_folder(
             if not is_there(path):
                 shutil.rmtree(path, ignore_errors=True)
                 beside.mkdir()
+                _log.info("writing %s, once; later runs read it", path)
                 write(beside)
                 beside.rename(path)
             # Whoever still waits for the lock finds the folder there. After an error it stays.

@@ -10,11 +10,11 @@ and one image read a sample.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from penstock.datasets.arrays import check_classes
 from penstock.datasets.files import Files, Root, open_root, with_endings
@@ -27,11 +27,15 @@ from penstock.datasets.reading.base import (
     split_rows,
     table,
 )
-from penstock.datasets.reading.image import Reader, check_reader, encoded_image, read_image
+from penstock.datasets.reading.image import Reader, encoded_image, read_image
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+# A list of endings in small letters.
+Extensions = Annotated[
+    Sequence[Annotated[str, Field(pattern=r"^\.[^./A-Z]+$")]], Field(min_length=1)
+]
 
 
 class ImageFolder(FolderDataset):
@@ -59,7 +63,7 @@ class ImageFolder(FolderDataset):
     Raises:
         DataError: the folder is missing or has no class, a class has no images, or only one of
             "train" and "val" has a class.
-        ConfigError: the reader, an extension, the split or its share is invalid.
+        ConfigError: the split or its share is invalid.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("path", "label", "class")
@@ -70,7 +74,7 @@ class ImageFolder(FolderDataset):
         root: str,
         split: Split = "train",
         reader: Reader = "torchvision",
-        extensions: Sequence[str] = EXTENSIONS,
+        extensions: Extensions = EXTENSIONS,
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
         files: Files | None = None,
@@ -79,11 +83,6 @@ class ImageFolder(FolderDataset):
         test_fraction: Fraction = 0.0,
         class_names: Sequence[str] | None = None,
     ) -> None:
-        check_reader(reader)
-        wrong = [name for name in extensions if not re.fullmatch(r"\.[^./A-Z]+", name)]
-        if isinstance(extensions, str) or wrong or not extensions:
-            reason = f"{extensions!r}; allowed: a list of endings in small letters, as [.jpg, .png]"
-            raise ConfigError(Problem("dataset.extensions", reason))
         self.reader, self.lazy, self.limits = reader, lazy, limits
         whole = open_root(root, f"a folder of {self.holds} for each class", files)
         divided = _is_divided(whole, split)

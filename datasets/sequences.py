@@ -103,8 +103,7 @@ class Sequences(FileDataset, Dataset[Sample]):
     def __getitem__(self, index: int) -> Sample:
         start, end = int(self.starts[index]), int(self.ends[index])
         values = np.array(self._values.array[start:end], dtype=np.float32)
-        position = not_finite(values)
-        if position is not None:
+        if (position := not_finite(values)) is not None:
             step, feature = position
             raise DataError(
                 f"{str(self._values.path)!r}, row {start + step} (sequence {self.rows[index]}, "
@@ -186,9 +185,11 @@ class SyntheticSequences(Sequences):
             reason = f"lengths from {shortest} to {longest}; shortest is the larger one"
             raise ConfigError(Problem("dataset.shortest", reason))
         name = f"{count}x{shortest}-{longest}-seed{seed}-v{VERSION}"
-        lengths = shortest, longest
         with generated_data(
-            root, "synthetic_sequences", name, lambda folder: _write(folder, count, lengths, seed)
+            root,
+            "synthetic_sequences",
+            name,
+            lambda folder: _write(folder, count, (shortest, longest), seed),
         ) as made:
             super().__init__(
                 made,

@@ -137,14 +137,17 @@ def draw_face(random: Random, size: int) -> tuple[Image.Image, list[Point]]:
     iris, gaze = _any(random), random.uniform(-0.3, 0.3)
     lips = _between(random, (skin, (176, 44, 58), (176, 44, 58)))
     crown = _points(_HAIR)
-    neck = [(-58, 60, -30), (-58, 180, -30), (58, 180, -30), (58, 60, -30)]
     unit = place([(100, 0, 0)])[0][0] - place([(0, 0, 0)])[0][0]
     thick = max(1, round(abs(unit) * FINE / 14))
     nose, brow = _shade(skin, 0.85), _shade(hair, 0.6)
     for stroke, points, *how in (  # from the back to the front
         (draw.polygon, place([*crown, (-112, long, -30), (112, long, -30)]), _shade(hair, 0.7)),
         (draw.polygon, place(_points(_BODY)), cloth),
-        (draw.polygon, place(neck), _shade(skin, 0.8)),
+        (
+            draw.polygon,
+            place(_points("-58 60 -30  -58 180 -30  58 180 -30  58 60 -30")),
+            _shade(skin, 0.8),
+        ),
         (draw.polygon, [*marks[:17], *place(_points(_FOREHEAD))], skin),
         (draw.polygon, place([*crown, *_points(_FRINGE)]), hair),
         (draw.line, marks[27:31], nose, thick),

@@ -128,11 +128,11 @@ def fingerprint(parts: Iterable[Part]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         # `dtype.str` includes the byte order, so machines of the other kind hash differently.
-        kind, content = type(part).__name__, part if isinstance(part, bytes) else b""
         if isinstance(part, np.ndarray):
             kind, content = f"array{part.dtype.str}{part.shape}", part.tobytes()
-        elif not isinstance(part, bytes):
-            content = str(part).encode("utf-8", "surrogateescape")
+        else:
+            text = str(part).encode("utf-8", "surrogateescape")
+            kind, content = type(part).__name__, part if isinstance(part, bytes) else text
         digest.update(f"{kind}:{len(content)};".encode())
         digest.update(content)
     return digest.hexdigest()

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import io
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torchvision.io  # noqa: F401  (registers torch.ops.image)
 from PIL import Image, ImageOps
@@ -126,10 +125,10 @@ def decode_image(
         raise
     except Exception as error:  # decoders raise any error for a damaged file
         other, detail = stranger(content[:256]), str(error).split("\n")[0] or type(error).__name__
-        damaged = f"is truncated or damaged (reader {reader!r}: {detail})"
-        wrong = damaged if other is None else f"is not an image: {other}"
+        damaged = f"truncated or damaged (reader {reader!r}: {detail})"
         raise DataError(
-            f"image {name!r} {wrong}. Replace it or remove it from the data."
+            f"image {name!r} is {damaged if other is None else f'not an image: {other}'}. Replace "
+            "it or remove it from the data."
         ) from error
 
 
@@ -156,8 +155,10 @@ def opened_image(content: bytes, name: str, limits: Limits) -> Image.Image:
     image = Image.open(io.BytesIO(content), formats=FORMATS)
     if image.width * image.height > limits.pixels:
         refusal = limits.refusal("pixels", f"{image.width * image.height} pixels")
-        claim = f"{image.width} x {image.height} pixels: {refusal}"
-        raise DataError(f"image {name!r} claims {claim}; or remove it from the data.")
+        raise DataError(
+            f"image {name!r} claims {image.width} x {image.height} pixels: {refusal}; or remove it "
+            "from the data."
+        )
     return image
 
 
@@ -170,11 +171,33 @@ def loaded(image: Image.Image, turns: bool) -> Image.Image:
 
 
 def _rgb(image: Image.Image, turns: bool, name: str, limits: Limits) -> torch.Tensor:
+    deep = ";16" in str(getattr(image, "tile", ""))  # 16 bits a colour; empty once it is loaded
     picture = loaded(image, turns)
     if picture.mode.startswith(("I", "F")):  # Pillow's own conversion would clip them
-        pixels = _of_256_levels(np.array(picture), name, limits)
-        pixels = np.repeat(pixels[:, :, None], 3, axis=2)
+        pixels = np.array(picture)
+        lowest, brightest = pixels.min(), pixels.max()
+        if pixels.dtype.kind == "f" or lowest < 0 or brightest >= limits.levels:
+            raise DataError(
+                f"image {name!r} has pixels of {pixels.dtype} from {lowest:g} to {brightest:g}, "
+                f"and limits.levels={limits.levels} says that whole numbers from 0 to "
+                f"{limits.levels - 1} go from black to white. Convert it, raise limits.levels, or "
+                "remove it from the data."
+            )
+        if 0 < brightest < DEFAULT.levels // 4 and limits.levels == DEFAULT.levels:
+            levels = max(256, 1 << int(brightest).bit_length())
+            notices["levels"] = (
+                f"image {name!r} has 16 bits, and its brightest pixel is {brightest}, so "
+                f"{(int(brightest) >> 8) + 1} of 256 grey levels are left. If no image has more "
+                f"than {levels} levels, set limits.levels={levels}"
+            )
+        grey = (pixels.astype(np.int64) * 256 // limits.levels).astype(np.uint8)
+        pixels = np.repeat(grey[:, :, None], 3, axis=2)
     else:
+        if deep and limits.levels != DEFAULT.levels:
+            raise DataError(
+                f"image {name!r}: Pillow keeps the upper 8 of 16 bits of colours, so "
+                f"limits.levels={limits.levels} comes too late. Convert it to grey or to 8 bits."
+            )
         if (
             "alpha" not in notices
             and picture.has_transparency_data
@@ -186,21 +209,3 @@ def _rgb(image: Image.Image, turns: bool, name: str, limits: Limits) -> torch.Te
             )
         pixels = np.array(picture.convert("RGB"))
     return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
-def _of_256_levels(pixels: npt.NDArray[Any], name: str, limits: Limits) -> npt.NDArray[np.uint8]:
-    lowest, brightest = pixels.min(), pixels.max()
-    if pixels.dtype.kind == "f" or lowest < 0 or brightest >= limits.levels:
-        raise DataError(
-            f"image {name!r} has pixels of {pixels.dtype} from {lowest:g} to {brightest:g}, and "
-            f"limits.levels={limits.levels} says that whole numbers from 0 to {limits.levels - 1} "
-            "go from black to white. Convert it, raise limits.levels, or remove it from the data."
-        )
-    if 0 < brightest < DEFAULT.levels // 4 and limits.levels == DEFAULT.levels:
-        levels = max(256, 1 << int(brightest).bit_length())
-        notices["levels"] = (
-            f"image {name!r} has 16 bits, and its brightest pixel is {brightest}, so "
-            f"{(int(brightest) >> 8) + 1} of 256 grey levels are left. If no image has more than "
-            f"{levels} levels, set limits.levels={levels}"
-        )
-    return (pixels.astype(np.int64) * 256 // limits.levels).astype(np.uint8)

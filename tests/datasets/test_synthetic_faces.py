@@ -55,7 +55,7 @@ def test_it_is_drawn_once(tmp_path, caplog):
         SyntheticFaces(str(tmp_path), "val", count=2, size=32)
     folder = tmp_path / "2x32-seed0-v2"
     assert [record.getMessage() for record in caplog.records] == [
-        f"making the data of synthetic_faces in {folder}, once; later runs read it"
+        f"writing {folder}, once; later runs read it"
     ]
 
 

@@ -20,7 +20,7 @@ from torchvision import tv_tensors
 from penstock.addons.image_tables.image_table import ImageTable
 from penstock.addons.video.decoding import check_av, read_clip, video_damage
 from penstock.datasets.files import Files, Root, open_root, with_endings
-from penstock.datasets.image_folder import ImageFolder
+from penstock.datasets.image_folder import Extensions, ImageFolder
 from penstock.datasets.reading.base import FolderDataset, Part, Sample, Split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
@@ -159,7 +159,7 @@ class VideoClips(ClipDataset, ImageFolder):
         stride: Count = 2,
         size: Count | None = None,
         most_decoded: Count = 3000,
-        extensions: Sequence[str] = EXTENSIONS,
+        extensions: Extensions = EXTENSIONS,
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
         files: Files | None = None,
