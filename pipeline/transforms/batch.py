@@ -92,11 +92,10 @@ class BatchCompose:
         epoch, number = batch.request.address
         random = KeyedRandom.of(self.seed, epoch, batch.positions, f"batch/{name}")
         # Global generators: our steps leave them alone, and in a thread others may draw meanwhile.
-        watched = not type(step).__module__.startswith("penstock.")
-        watched = watched and threading.current_thread() is threading.main_thread()
+        own = not type(step).__module__.startswith("penstock.")
         drawn: list[str] = []
         try:
-            if watched:
+            if own and threading.current_thread() is threading.main_thread():
                 with scope():
                     done, drawn = watch(lambda: step(batch, random))
             else:
@@ -104,10 +103,9 @@ class BatchCompose:
         except PenstockError:
             raise
         except Exception as error:
-            lines = "".join(traceback.format_exception(error))
             raise SampleError(
                 f"batch (epoch {epoch}, step {number}): the batch transform {name!r} failed with "
-                f"{type(error).__name__}: {error}\n{lines}"
+                f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
             ) from error
         if not isinstance(done, Batch):
             raise ConfigError(
@@ -149,8 +147,10 @@ def images_of(batch: Batch, owner: object) -> dict[str, Tensor]:
             "is one: the dataset has to give them as tv_tensors.Image"
         )
     shapes = {field: list(getattr(stack, "shape", ())) for field, stack in images.items()}
-    same = len({tuple(shape[2:]) for shape in shapes.values()}) == 1
-    if not same or any(len(shape) != 4 for shape in shapes.values()):
+    if (
+        any(len(shape) != 4 for shape in shapes.values())
+        or len({tuple(shape[2:]) for shape in shapes.values()}) > 1
+    ):
         raise DataError(
             f"{name} needs stacks of pictures [B, C, H, W] of one size, not {shapes}: resize them "
             "in transform.train, and choose collate=stack"

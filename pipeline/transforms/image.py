@@ -46,18 +46,16 @@ def fill_masks(step: Any, ignored: int) -> None:
     if getattr(step, "fill_mask", None) == 0:  # of Albumentations
         step.fill_mask = ignored
     if type(step) is CenterCrop:  # it takes no `fill`
-        step.transform = partial(_centre, size=step.size, ignored=ignored)
+        step.transform = partial(_centre, list(step.size), ignored)
     inside = getattr(step, "transforms", None)
     for part in inside if isinstance(inside, (list, tuple, torch.nn.ModuleList)) else ():
         fill_masks(part, ignored)
 
 
-def _centre(value: Any, params: object, size: Sequence[int], ignored: int) -> Any:
-    if isinstance(value, tv_tensors.Mask):
-        down, across = (max(a - b, 0) for a, b in zip(size, value.shape[-2:], strict=True))
-        sides = [across // 2, down // 2, (across + 1) // 2, (down + 1) // 2]
-        value = F.pad(value, sides, fill=ignored)
-    return F.center_crop(value, list(size)) if isinstance(value, torch.Tensor) else value
+def _centre(size: list[int], ignored: int, value: Any, params: object) -> Any:
+    if isinstance(value, tv_tensors.Mask):  # beyond the border, the crop is 0
+        return tv_tensors.wrap(F.center_crop(value - ignored, size) + ignored, like=value)
+    return F.center_crop(value, size) if isinstance(value, torch.Tensor) else value
 
 
 class Normalize:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image, ImageOps
 from torchvision import tv_tensors
@@ -40,10 +39,9 @@ from penstock.transforms.crops import (
 )
 from penstock.transforms.image import Compose, Sample
 from penstock.transforms.jpeg_header import JpegHeader, jpeg_header
-from penstock.transforms.native_images import Normal, with_pillow
+from penstock.transforms.native_images import Normal, Pixels, with_pillow
 
 Decoder = Literal["auto", "native", "pure"]
-Pixels = npt.NDArray[Any]
 
 _NONE = JpegHeader(1, 1, 0)  # for files without a header; C skips them
 
@@ -75,6 +73,7 @@ class Decode:
         self.decoder = _chosen(decoder)
         self.reduce = reduce
         self._normal: Normal | None = None
+        self._kind: type[np.generic] = np.uint8
         self.takes_batches = self.decoder == "native"  # by `decode_batch`
 
     def normalizing(self, normalize: BatchNormalize) -> Decode:
@@ -82,16 +81,12 @@ class Decode:
         changed = copy.copy(self)
         scale = 1 / (255 * np.array(normalize.std))
         bias = -np.array(normalize.mean) / np.array(normalize.std)
-        changed._normal = tuple(scale.tolist()), tuple(bias.tolist())
+        changed._normal, changed._kind = (tuple(scale.tolist()), tuple(bias.tolist())), np.float32
         return changed
 
     def __call__(self, sample: Sample) -> Sample:
         key = np.uint64(key_at_hand() if self.crop.draws else 0)
         return {name: self._transformed(value, key) for name, value in sample.items()}
-
-    @property
-    def _kind(self) -> type[np.generic]:
-        return np.uint8 if self._normal is None else np.float32
 
     def decode_batch(
         self,
@@ -176,21 +171,20 @@ class Decode:
             )
         height, width = np.array(image.shape[1:])[:, None]
         crops, pixels = self.crop(np.array([key]), width, height), image.as_subclass(torch.Tensor)
-        if self.decoder == "native":
-            return native_images.resized(pixels[None], crops, self.size)[0].numpy()
-        whole = Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()))
-        return with_pillow(whole, crops, 0, self.size).transpose(2, 0, 1)
+        return native_images.resized(
+            pixels[None], crops, self.size, native=self.decoder == "native"
+        )[0].numpy()
 
     def _put(self, pixels: Pixels, target: Pixels) -> None:
         """Write bytes [3, *size] into the target, normalised if that is asked for."""
         # numpy works in this thread alone; torch would wake others for it.
         if self._normal is None:
             np.copyto(target, pixels)
-            return
-        scale, bias = np.array(self._normal, np.float32)[:, :, None, None]
-        # Transposing bytes is faster than floats.
-        np.multiply(np.ascontiguousarray(pixels), scale, out=target)
-        target += bias
+        else:
+            scale, bias = np.array(self._normal, np.float32)[:, :, None, None]
+            # Transposing bytes is faster than floats.
+            np.multiply(np.ascontiguousarray(pixels), scale, out=target)
+            target += bias
 
 
 class DecodeRandomResizedCrop(Decode):
@@ -301,8 +295,7 @@ def _with_pillow(
             image.draft(None, (width // most, height // most))
             divisor = 1 << round(math.log2(width / image.width))
             upright = ImageOps.exif_transpose(image) if header.orientation > 1 else image
-            part = with_pillow(upright.convert("RGB"), crops, row, size, divisor)
-            return part.transpose(2, 0, 1)
+            return with_pillow(upright.convert("RGB"), crops, row, size, divisor).transpose(2, 0, 1)
     except (RuntimeError, OSError, SyntaxError, ValueError):
         return None
 

@@ -14,7 +14,7 @@ _REFUSED = {0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0), 0x
 _ORIENTATION = 0x0112
 # A marker and the length of its segment, behind padding and markers that have no length.
 _SEGMENT = re.compile(rb"(?:\xff(?=\xff)|\xff[\x01\xd0-\xd7])*+\xff([^\x00\xff])(..)", re.DOTALL)
-_EXIF = re.compile(rb"\xff\xe1(..)Exif\0\0", re.DOTALL)
+_EXIF = re.compile(rb"(\xff\xe1..)Exif\0\0", re.DOTALL)
 
 
 class JpegHeader(NamedTuple):
@@ -42,8 +42,7 @@ def jpeg_header(content: bytes) -> JpegHeader | None:
     while found := _SEGMENT.match(content, at):
         marker, length = found[1][0], int.from_bytes(found[2], "big")
         if marker == _SCAN and all(size):
-            width, height = size if orientation < 5 else size[::-1]
-            return JpegHeader(width, height, orientation or 1)
+            return JpegHeader(*(size if orientation < 5 else size[::-1]), orientation or 1)
         at = found.end() - 2 + length
         segment = content[found.end() : at]
         if marker in _REFUSED or length < 2:
@@ -59,18 +58,13 @@ def jpeg_header(content: bytes) -> JpegHeader | None:
 
 def without_exif(content: bytes) -> bytes:
     """A JPEG file that every decoder gives as it is stored; another file as it is."""
-    while content.startswith(b"\xff\xd8") and (segment := _EXIF.search(content)):
-        end = segment.start() + 2 + int.from_bytes(segment[1], "big")
-        content = content[: segment.start()] + content[end:]
-    return content
+    return _EXIF.sub(rb"\1None\0\0", content) if content.startswith(b"\xff\xd8") else content
 
 
 def _orientation(tiff: bytes) -> int:
     """The orientation in a TIFF structure; 1 if there is no valid one."""
-    if tiff[:4] not in (b"II*\0", b"MM\0*"):
-        return 1
-    order = "<" if tiff.startswith(b"II") else ">"
-    with suppress(struct.error):
+    with suppress(struct.error, KeyError):
+        order = {b"II*\0": "<", b"MM\0*": ">"}[tiff[:4]]
         (first,) = struct.unpack_from(f"{order}I", tiff, 4)
         (count,) = struct.unpack_from(f"{order}H", tiff, first)
         for entry in range(first + 2, first + 2 + 12 * count, 12):

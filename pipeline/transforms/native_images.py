@@ -44,12 +44,13 @@ def crop_resize(
     Returns:
         False if C does not support the sizes of the pictures and the result.
     """
-    sizes = pictures.starts, pictures.heights, pictures.widths, crops.flips
     try:
         module("pixels").crop_resize(
             pictures.pixels,
             target,
-            np.stack(sizes, axis=1).astype(np.int64),
+            np.stack(
+                [pictures.starts, pictures.heights, pictures.widths, crops.flips], axis=1
+            ).astype(np.int64),
             crops.regions,
             crops.inside,
             False,
@@ -61,11 +62,17 @@ def crop_resize(
     return True
 
 
-def resized(images: torch.Tensor, crops: Crops, size: tuple[int, int]) -> torch.Tensor:
-    """A region of each picture, uint8 [B, C, H, W] to [B, C, *size], antialiased and bilinear."""
+def resized(
+    images: torch.Tensor, crops: Crops, size: tuple[int, int], native: bool = True
+) -> torch.Tensor:
+    """A region of each picture, uint8 [B, C, H, W] to [B, C, *size], antialiased and bilinear.
+
+    Args:
+        native: by C where it was built.
+    """
     count, channels, height, width = images.shape
     out = np.empty((count, channels, *size), np.uint8)
-    if channels == 3 and module("pixels") is not None:
+    if native and channels == 3 and module("pixels") is not None:
         # numpy copies in this thread; torch would use others, and waiting for them costs more.
         frames = np.ascontiguousarray(images.movedim(1, -1).numpy())
         starts = np.arange(count) * (height * width * channels)

@@ -87,7 +87,11 @@ class ColorJitter(batch_colors.ColorJitter):
             if isinstance(value, (tv_tensors.Image, tv_tensors.Video)):
                 plain = value.as_subclass(torch.Tensor)
                 images = plain.reshape(-1, *plain.shape[-3:])
-                rows = factors.expand(len(images), -1), order.expand(len(images), -1)
-                made = self.changed(images, *rows, chosen.expand(len(images)))
+                made = self.changed(
+                    images,
+                    factors.expand(len(images), -1),
+                    order.expand(len(images), -1),
+                    chosen.expand(len(images)),
+                )
                 changed[name] = tv_tensors.wrap(made.reshape(plain.shape), like=value)
         return changed

@@ -6,7 +6,6 @@ Threads decode; sums are added in the order of the rows, so their number does no
 from __future__ import annotations
 
 import json
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from penstock.loading.encoded import EncodedImage
 from penstock.loading.fields import Fields
 from penstock.order.keys import begin_sample, sample_keys
 from penstock.terminal import watched
-
-log = logging.getLogger(__name__)
 
 _TOGETHER = 256  # images whose sums are computed before they are added
 _NOISE = 1e-11  # relative deviation of float64 numbers that differ by little more than rounding
@@ -70,31 +67,19 @@ def statistics_of(
         DataError: a sample has no image, or one cannot be read.
         DiskError: the result cannot be written.
     """
-    folder = Path(cache_dir).expanduser() / "statistics"
     named = getattr(dataset, "fingerprint", None) if fingerprint is None else fingerprint
-    path = folder / f"{named}.json"
+    path = Path(cache_dir).expanduser() / "statistics" / f"{named}.json"
     try:
         kept = json.loads(path.read_bytes())
     except (OSError, ValueError):  # there is none, or a damaged one
         kept = _computed(dataset, names or Fields())
         if named:
-            prepare(folder)
+            prepare(path.parent)
             write_atomically(path, f"{json.dumps(kept, indent=2)}\n".encode())
-    mean, deviations = kept["mean"], kept["std"]
-    usable = scales(deviations, 1.0, _HALF_A_LEVEL).tolist()
-    for channel in np.flatnonzero(np.not_equal(deviations, usable)).tolist():
-        log.warning(
-            "channel %d of the training images is constant, %.4g of 1, so statistics=dataset "
-            "does not scale it",
-            channel,
-            mean[channel],
-        )
-    return {"mean": mean, "std": usable}
+    return {"mean": kept["mean"], "std": scales(kept["std"], 1.0, _HALF_A_LEVEL).tolist()}
 
 
 def _computed(dataset: Any, names: Fields) -> dict[str, list[float]]:
-    log.info("computing image statistics of %d training samples", len(dataset))
-
     def sums(row: int) -> tuple[int, torch.Tensor, torch.Tensor]:
         begin_sample(int(sample_keys(0, 0, np.array([row]))[0]))  # as `Fetch` does in workers
         values = names.named(dataset[row]).values()

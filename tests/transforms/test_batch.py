@@ -23,11 +23,16 @@ from penstock.order.plan import Plan, Request
 from penstock.order.samplers import Random, Sequential
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.batch_colors import BatchNormalize, ColorJitter
-from penstock.transforms.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop
+from penstock.transforms.batch_geometry import (
+    Affine,
+    HorizontalFlip,
+    RandomResizedCrop,
+    crop_nearest,
+    crop_resize,
+)
 from penstock.transforms.crops import Crops
 from penstock.transforms.image import LandmarkFlip, Normalize
 from penstock.transforms.mixing import CutMix, MixUp
-from penstock.transforms.warping import crop_nearest, crop_resize
 
 DEVICES = [
     "cpu",

@@ -62,7 +62,7 @@ def test_data_without_images_is_refused(tmp_path):
         statistics_of(Numbers(), tmp_path)
 
 
-def test_a_constant_channel_is_not_scaled_and_said(tmp_path, caplog):
+def test_a_constant_channel_is_not_scaled(tmp_path):
     dataset = Images()
     for row, image in enumerate(dataset.images):
         image[1], image[2] = 0, 77
@@ -70,8 +70,6 @@ def test_a_constant_channel_is_not_scaled_and_said(tmp_path, caplog):
     got = statistics_of(dataset, tmp_path)
     assert got["std"][0] < 1
     assert got["std"][1:] == [1.0, 1.0]
-    assert "channel 1 of the training images is constant, 0 of 1" in caplog.text
-    assert "channel 2" in caplog.text
     assert statistics_of(dataset, tmp_path) == got  # kept as it was found
     normalized = Normalize(got)(dataset[0])["image"]
     assert normalized.isfinite().all()
