@@ -185,14 +185,13 @@ class Root:
     def first_missing(self, names: Sequence[str]) -> int | None:
         """The position of the first of `names` that is missing."""
         # Listing folders is faster than asking for each file, by much on a network's disk.
-        places = [name.rpartition("/")[::2] for name in names]
-        paths = {folder: Path(self.path(folder)) for folder in dict(places)}
+        parts = [name.rpartition("/") for name in names]
         there = {
-            folder: {*os.listdir(path)} if path.is_dir() else set()  # noqa: PTH208
-            for folder, path in paths.items()
+            folder: {*os.listdir(path)} if (path := Path(self.path(folder))).is_dir() else set()  # noqa: PTH208
+            for folder in {part[0] for part in parts}
         }
         return next(
-            (n for n, (folder, base) in enumerate(places) if base not in there[folder]), None
+            (n for n, (folder, _, base) in enumerate(parts) if base not in there[folder]), None
         )
 
     def data_file(self, name: str) -> DataFile:

@@ -21,7 +21,6 @@ from penstock.order.keys import IntArray, hash64, hash64_array
 
 T = TypeVar("T")
 Split = Literal["train", "val", "test"]
-Names = npt.NDArray[Any]
 Sample = dict[str, Any]  # fields by name
 Table = Any  # a pandas DataFrame
 Part = int | float | str | bytes | npt.NDArray[np.generic]
@@ -160,7 +159,7 @@ def check_split(split: str, val_fraction: float = 0.0, test_fraction: float | No
 
 
 def split_rows(
-    names: Names | int,
+    names: npt.NDArray[Any] | int,
     split: str,
     val_fraction: float,
     seed: int,
@@ -196,7 +195,7 @@ def split_rows(
     return np.sort(parts[split]).astype(np.int64)
 
 
-def ranked(names: Names | int, seed: int, labels: IntArray | None = None) -> IntArray:
+def ranked(names: npt.NDArray[Any] | int, seed: int, labels: IntArray | None = None) -> IntArray:
     """Rows by a keyed hash of their names: int64[N]; about 1 us a name.
 
     Args:

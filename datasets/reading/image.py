@@ -52,7 +52,6 @@ ORIENTATION = 0x0112  # the EXIF tag
 # Part of a reader's name, so that it reaches packs, tars, fingerprints and every other place that
 # knows the reader.
 _AS_STORED = " as stored"
-_RGB = 3  # torchvision.io.ImageReadMode.RGB.value, which warns when it is looked up
 
 
 def read_image(
@@ -118,7 +117,8 @@ def decode_image(
             # could be silenced only for all threads at once. Of other formats, it crashes over
             # damaged PNG files and decodes animations whole.
             data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            return tv_tensors.Image(torch.ops.image.decode_image(data, _RGB, turns))
+            # 3 is the value of `ImageReadMode.RGB`, which warns when it is looked up.
+            return tv_tensors.Image(torch.ops.image.decode_image(data, 3, turns))
         with opened_image(content, name, limits) as image:
             return tv_tensors.Image(_rgb(image, turns, name, limits))
     except (ImportError, MemoryError, DataError):
@@ -208,4 +208,9 @@ def _rgb(image: Image.Image, turns: bool, name: str, limits: Limits) -> torch.Te
                 "stored below, which may be any"
             )
         pixels = np.array(picture.convert("RGB"))
+        if deep and pixels.max() < 64:
+            notices["levels"] = (
+                f"image {name!r} has 16 bits a colour, of which Pillow keeps the upper 8: its "
+                f"brightest is {pixels.max()} of 255. Scale its colours to 16 bits, or to 8"
+            )
     return torch.from_numpy(pixels).permute(2, 0, 1)

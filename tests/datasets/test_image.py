@@ -125,6 +125,9 @@ def test_colours_of_sixteen_bits_keep_the_upper_eight(reader, channels):
     values = np.random.default_rng(0).integers(0, 65536, (8, 8, channels), dtype=np.uint16)
     image = decode_image(png_of_16_bits(values), "a", reader)
     assert np.array_equal(image.permute(1, 2, 0), values[..., :3] >> 8)
+    notices.clear()
+    decode_image(png_of_16_bits(values // 16), "a", reader)
+    assert notices.pop("levels").startswith("image 'a' has 16 bits a colour")
     with pytest.raises(DataError, match=r"'a': .* limits\.levels=4096 comes too late"):
         decode_image(png_of_16_bits(values), "a", reader, Limits(levels=4096))
 
