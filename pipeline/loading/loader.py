@@ -23,6 +23,7 @@ from penstock.loading.batch import Batch
 from penstock.loading.encoded import said
 from penstock.loading.facts import unfiltered
 from penstock.loading.fetch import Fetch
+from penstock.loading.fingerprint import differing
 from penstock.loading.workers.executors import Failure, Workers
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import End, Plan, StreamPlan, length_of
@@ -303,7 +304,7 @@ class Loader:
             saved = {"version": state.get("version"), **state["fingerprint"]}
         except (LookupError, TypeError, ValueError) as error:
             raise ConfigError(f"the loader state is damaged: {error}") from error
-        keys = sorted(key for key in {**own, **saved} if own.get(key) != saved.get(key))
+        keys = differing(own, saved)
         if keys:
             raise ConfigError(
                 Problem(

@@ -19,6 +19,7 @@ from penstock.config.compose import CONF
 from penstock.config.identity import effect_of, identity, leaves
 from penstock.config.schema import Config, Effect
 from penstock.errors import ConfigError, Problem
+from penstock.loading.fingerprint import differing
 from penstock.order.address import Address, Skipped
 from penstock.runs.manifest import has_manifest
 from penstock.terminal import one_line
@@ -149,9 +150,9 @@ def differences(
     may_differ, problems = [*despite, SCHEDULES], []
     if then.before(at) == now.before(at):
         may_differ.append(SKIP)
-    for key in sorted({**saved, **own}):
+    for key in differing(saved, own):
         ignored = any(f"{key}.".startswith(f"{name}.") for name in may_differ)
-        if ignored or saved.get(key) == own.get(key):
+        if ignored:
             continue
         named = "dataset" if key.startswith("dataset.") else key
         reason = (

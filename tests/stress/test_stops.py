@@ -102,6 +102,8 @@ def test_stops_of_sweeps(backend, ranks, tmp_path):
         signal.sigtimedwait((), draw.uniform(0, 0.2))
         number = draw.choice(SIGNALS)
         codes, seconds = stop(pids, number)
+        if [job.status for job in jobs_of(folder)] == ["done", "done"]:
+            continue  # all was over before the signal came
         # Between two jobs Ctrl-C interrupts the program, as in set-up: nothing was begun.
         allowed = (75, 130) if number == signal.SIGINT else (75,)
         assert codes[0] in allowed, (moment, runs.log.read_text())
@@ -110,7 +112,8 @@ def test_stops_of_sweeps(backend, ranks, tmp_path):
         runs.whole()
         assert ledgers(str(moment)) == ledgers("whole"), moment
         assert [job.status for job in jobs_of(folder)] == ["done", "done"]
-    tell(f"between two jobs, {backend}, {ranks} rank(s)", times)
+    if times:
+        tell(f"between two jobs, {backend}, {ranks} rank(s)", times)
 
 
 def tell(what, times):

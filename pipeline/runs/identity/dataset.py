@@ -26,9 +26,9 @@ import numpy as np
 from penstock.config.targets import SUPPLIED, arguments, resolve, walk
 from penstock.loading.facts import SomeRows, columns_of, unfiltered
 from penstock.loading.fields import Fields
+from penstock.loading.fingerprint import PLACE
 from penstock.runs.identity.sources import modules_of
 
-PLACE = "(a file or folder)"  # an argument for which a fingerprint stands
 _OURS = "penstock."
 _MOST_TEXT = 200  # characters of an argument
 
