@@ -429,7 +429,9 @@ def _run(
                 result = wrapped(failed, number)
             try:
                 send(results, task, result, arena)
-            except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as failed:
+            except ConnectionError:  # nobody is there any more
+                raise
+            except Exception as failed:
                 send(results, task, wrapped(failed, number))
             error = result = None  # the next one may need the memory
 
