@@ -87,6 +87,29 @@ def test_a_temporary_folder_with_a_long_path_is_named(tmp_path):
     assert "TMPDIR" in done.stdout, done
 
 
+UNCLOSED = """
+import torch
+from penstock import DataLoader
+
+if __name__ == "__main__":
+    loader = DataLoader(torch.arange(40), num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+    print(next(batches).tolist())
+"""
+
+
+def test_a_program_ends_without_a_word_although_nobody_closes_its_workers(tmp_path):
+    (tmp_path / "program.py").write_text(UNCLOSED)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0]\n", "")
+
+
 KEEPS = """
 import resource
 import torch

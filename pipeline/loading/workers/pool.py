@@ -147,7 +147,8 @@ class Pool:
     def drop(self) -> None:
         with self._lock:
             self._tasks.clear()
-            self._hand_out()
+            if not self._is_closed:  # as it is at the interpreter's end
+                self._hand_out()
 
     def _hand_out(self) -> None:
         """Put what no worker has, and only that, into their socket again."""
@@ -164,8 +165,8 @@ class Pool:
 
     def close(self) -> None:
         """End the workers: by themselves if they do so soon, at once when the run is to stop."""
-        self._at_exit.cancel()
         if os.getpid() == self._owner and self._thread.is_alive() and not self._is_closed:
+            self._at_exit.cancel()
             self.drop()
             self._is_closed = True
             self._requests.shutdown(socket.SHUT_WR)
@@ -188,7 +189,7 @@ class Pool:
             self._error = error
             self.finished.set()
         finally:
-            ends = time.monotonic() + _END
+            self._is_closed, ends = True, time.monotonic() + _END
             for worker in self._workers:
                 self.deaths += worker.end(ends)
             for end in (self._requests, self._taken, self._results, self._made):
