@@ -112,7 +112,7 @@ def test_a_batch_is_its_consumers_to_write_into_and_to_keep():
         again = list(loader.epoch(0))
     for batch, other in zip(kept, again, strict=True):
         assert torch.equal(batch["image"], other["image"] + 1)
-        assert (batch["image"][:, 0] == torch.from_numpy(batch.indices) + 1).all()
+        assert (batch["image"][:, 0] == torch.from_numpy(batch.indices.copy()) + 1).all()
         assert batch["name"] == [f"{index}.png" for index in batch.indices]
 
 
