@@ -1,4 +1,4 @@
-"""Size and orientation of a JPEG file from its markers, without decoding; about 8 us."""
+"""Size and orientation of a JPEG file from its markers, without decoding; 16 us with EXIF."""
 
 from __future__ import annotations
 

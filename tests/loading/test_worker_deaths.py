@@ -87,6 +87,17 @@ def test_a_temporary_folder_with_a_long_path_is_named(tmp_path):
     assert "TMPDIR" in done.stdout, done
 
 
+def run_as_program(text, folder):
+    (folder / "program.py").write_text(text)
+    return subprocess.run(
+        [sys.executable, str(folder / "program.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
 UNCLOSED = """
 import torch
 from penstock import DataLoader
@@ -99,14 +110,7 @@ if __name__ == "__main__":
 
 
 def test_a_program_ends_without_a_word_although_nobody_closes_its_workers(tmp_path):
-    (tmp_path / "program.py").write_text(UNCLOSED)
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "program.py")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    done = run_as_program(UNCLOSED, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0]\n", "")
 
 
@@ -128,13 +132,6 @@ if __name__ == "__main__":
 
 
 def test_who_keeps_more_batches_than_files_may_be_open_is_told(tmp_path):
-    (tmp_path / "program.py").write_text(KEEPS)
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "program.py")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    done = run_as_program(KEEPS, tmp_path)
     assert "Too many open files" in done.stdout, done
     assert "ulimit -n" in done.stdout

@@ -137,28 +137,28 @@ def _taken(
     limit, normal, delivered, since = options.batch_timeout, window, 0, time.monotonic()
     while pending:
         executor.finished.clear()
-        there = [task for task in pending if task.result is not None]
-        if there and (there[0] is pending[0] or not options.in_order):
-            pending.remove(there[0])
+        ready = [task for task in pending if task.result is not None]
+        if ready and (ready[0] is pending[0] or not options.in_order):
+            pending.remove(ready[0])
             delivered += 1
             window -= window > normal and delivered % _SHRINK == 0
             pending.extend(map(executor.submit, islice(requests, max(window - len(pending), 0))))
-            yield there.pop(0).take()
+            yield ready.pop(0).take()
             since = time.monotonic()
             continue
         beyond = window + 1 - normal
         if (
-            there
+            ready
             and options.in_order
-            and len(pending) - len(there) <= options.num_workers
+            and len(pending) - len(ready) <= options.num_workers
             and beyond <= _MOST * options.num_workers
-            and 0 < beyond * max(map(nbytes, there)) <= options.slow_memory
+            and 0 < beyond * max(map(nbytes, ready)) <= options.slow_memory
         ):
             window += 1
             pending.extend(map(executor.submit, islice(requests, 1)))
         with waiting():
-            is_there = executor.finished.wait(min(limit or POLL, POLL))
-        if is_there:
+            has_result = executor.finished.wait(min(limit or POLL, POLL))
+        if has_result:
             since = time.monotonic()
         elif limit and time.monotonic() - since >= limit:
             raise RuntimeError(f"DataLoader timed out after {limit} seconds")  # torch's words
