@@ -1,6 +1,7 @@
 """Batches that are made at once are those that are made sample by sample, to the bit."""
 
 import os
+import random
 import signal
 import threading
 
@@ -10,6 +11,7 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
+import penstock
 from penstock.addons.filters.kept import Selection, kept_rows
 from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.packing import pack
@@ -48,10 +50,10 @@ STEPS = {
 def root(tmp_path_factory):
     """JPEG files of many sizes and turns, and a few that C leaves to others."""
     folder = tmp_path_factory.mktemp("pictures")
-    random = np.random.default_rng(0)
+    draws = np.random.default_rng(0)
     for number in range(24):
-        width, height = (int(side) for side in random.integers(8, 200, 2))
-        small = random.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), np.uint8)
+        width, height = (int(side) for side in draws.integers(8, 200, 2))
+        small = draws.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), np.uint8)
         image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
         path = folder / "ab"[number % 2] / f"{number:02}"
         path.parent.mkdir(exist_ok=True)
@@ -135,6 +137,27 @@ def test_packed_files(root, tmp_path):
     assert not packed.fetches_pictures
     assert_same(packed, STEPS["random"]())
     assert is_made_at_once(fetch(packed, DecodeResize(20)), requests(packed)[0])
+
+
+def test_a_training_loop_may_draw_while_threads_decode(root):
+    """As mixup of a person's own does: what draws is not the data, so nothing is refused."""
+
+    def batches(loader):
+        data = ["dataset=image_folder", f"dataset.root={root}", "batch.size=4"]
+        steps = ["transform=images_fast", "transform.train.decode.size=32"]
+        config = penstock.compose(*data, *steps, *loader)
+        with penstock.build_train_loader(config) as loader:
+            for batch in loader:
+                np.random.beta(1, 1), random.random(), torch.rand(1)
+                yield batch["image"]
+            yield loader.options.backend
+
+    *expected, backend = batches(["loader=debug"])
+    assert backend == "main"
+    *found, backend = batches(["loader=fast", "loader.num_workers=2"])
+    assert backend == "thread"
+    assert len(found) > 3
+    assert all(map(torch.equal, found, expected))
 
 
 def test_a_filter_leaves_the_fast_way_as_it_is(root, tmp_path):
