@@ -140,7 +140,7 @@ class LoaderSection(Section):
     timeout: Annotated[Annotated[float, Field(ge=0)] | None, NOTHING]
     max_deaths: Annotated[Count, NOTHING]
     worker_init_fn: Annotated[str | None, BATCHES] = None
-    multiprocessing_context: Annotated[str | None, NOTHING]
+    multiprocessing_context: Annotated[Literal["fork", "spawn", "forkserver"] | None, NOTHING]
     in_order: Annotated[bool, WEIGHTS] = True
     generator: Annotated[int | None, NOTHING]
     slow_memory: Annotated[float, Field(ge=0), NOTHING] = 0.25

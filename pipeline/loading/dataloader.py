@@ -24,18 +24,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import count, islice, repeat
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import distributed
 from torch.utils import data as torch_data
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from penstock.distributed.world import has_accelerator
 from penstock.loading import worker_status
-from penstock.loading.workers.executors import Failure, WorkerError, Workers
+from penstock.loading.workers.executors import WorkerError, Workers
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.address import Addressed
 from penstock.order.keys import begin_sample, hash64, sample_keys
@@ -43,7 +44,7 @@ from penstock.order.plan import forwards
 from penstock.order.seeding import Seeding, scope, seed_global
 from penstock.torch_internals import WorkerInfo, pin_memory, worker_info
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 
 Sample = TypeVar("Sample", covariant=True)
 
@@ -74,18 +75,8 @@ class Result(NamedTuple):
     ended: bool = False
 
 
-class _Fetch:
-    """What executors ask of a fetch besides calling it."""
-
-    draws_nothing = False
-    dataset: Any
-
-    def dataset_of_worker(self) -> Any:
-        return self.dataset
-
-
 @dataclass
-class RowFetch(_Fetch):
+class RowFetch:
     """Batches of a map-style dataset; the draws of a sample depend on (seed, position) alone.
 
     Attributes:
@@ -93,6 +84,7 @@ class RowFetch(_Fetch):
             `collate` converts.
     """
 
+    draws_nothing: ClassVar[bool] = False
     dataset: Any
     collate: Callable[[Any], Any]
     batched: bool
@@ -101,56 +93,30 @@ class RowFetch(_Fetch):
         self._seeding = Seeding({"dataset": self.dataset, "collate": self.collate})
 
     def __call__(self, request: Request) -> Result:
-        if self.draws_nothing:
-            return self._read(request, begin_sample)
-        before: dict[str, Any] = {}  # in the main process others may draw from them, too
+        return self._seeding.run(partial(self._read, request), request.epoch)
 
-        def make() -> Result:
-            if get_worker_info() is None and not before:
-                before.update(self._seeding.states())
-            return self._read(request, self._seeding.seed)
-
-        try:
-            return self._seeding.run(make, request.epoch)
-        finally:
-            self._seeding.restore(before)
-
-    def first_of_threads(self, request: Request) -> Result:
-        """As `Fetch.first_of_threads`."""
-        with scope():
-            result = self(request)
-        self._seeding.refuse_threads()
-        self.draws_nothing = True
-        return result
-
-    def _read(self, request: Request, begin: Callable[[int], None]) -> Result:
-        try:
-            return Result(request, self._batch(request, begin))
-        except StopIteration as error:  # which would end the epoch
-            raise RuntimeError(f"the dataset or the collate function raised {error!r}") from error
-
-    def _batch(self, request: Request, begin: Callable[[int], None]) -> Any:
+    def _read(self, request: Request) -> Result:
         keys = request.keys if self.batched else [request.keys]
         positions = np.arange(request.start, request.start + max(len(keys), 1), dtype=np.int64)
         # Below 2^63, so that torch.initial_seed() fits into a tensor.
         seeds = [key >> 1 for key in sample_keys(request.seed, 0, positions).tolist()]
         if self.batched and (many := getattr(self.dataset, "__getitems__", None)):
-            begin(seeds[0])
+            self._seeding.seed(seeds[0])
             samples = many(keys)
         else:
             samples, cell = [], worker_status.current.cell
             cell[worker_status.STAGE] = worker_status.READ
             for slot, (key, seed) in enumerate(zip(keys, seeds, strict=False)):
                 cell[worker_status.PLACE] = slot
-                begin(seed)
+                self._seeding.seed(seed)
                 samples.append(self.dataset[key])
         begin_sample(None)
         worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
-        return self.collate(samples if self.batched else samples[0])
+        return Result(request, self.collate(samples if self.batched else samples[0]))
 
 
 @dataclass
-class PartFetch(_Fetch):
+class PartFetch:
     """Batches of one part of an iterable dataset, read forwards.
 
     A request behind the last one is reached by reading on, another one from the beginning.
@@ -162,6 +128,7 @@ class PartFetch(_Fetch):
         init: `worker_init_fn`.
     """
 
+    draws_nothing: ClassVar[bool] = False
     dataset: Any
     collate: Callable[[Any], Any]
     size: int | None
@@ -244,7 +211,6 @@ class DataLoader(torch_data.DataLoader[Sample]):
             `generator`, `prefetch_factor`, `persistent_workers`, `in_order`.
         seed: of all orders and draws; None draws one from `generator`, or from torch's global
             generator, when the first epoch begins.
-        backend: "process" or "thread"; threads are for map-style datasets.
         worker_timeout: seconds without a sign of life after which a worker is replaced; 0: never.
             `timeout` is torch's: seconds without a batch, then an error.
         snapshot_every_n_steps: torchdata's. Any step can be resumed here, so it changes nothing.
@@ -263,7 +229,6 @@ class DataLoader(torch_data.DataLoader[Sample]):
         num_workers: int = 0,
         *args: Any,
         seed: int | None = None,
-        backend: Literal["process", "thread"] = "process",
         worker_timeout: float = 0.0,
         snapshot_every_n_steps: int = 1,
         **kwargs: Any,
@@ -272,29 +237,33 @@ class DataLoader(torch_data.DataLoader[Sample]):
             dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, *args, **kwargs
         )
         self.is_stream = isinstance(dataset, IterableDataset)
-        if backend not in ("process", "thread"):
-            raise ValueError(f"backend={backend!r} is not one of 'process', 'thread'")
-        if self.is_stream and num_workers and backend == "thread":
-            raise ValueError(
-                "threads cannot divide an IterableDataset, which sees one get_worker_info() for "
-                "the whole process; use backend='process', or num_workers=0"
-            )
-        self.seed, self.backend = seed, backend
+        self.seed = seed
         self.worker_timeout, self.snapshot_every_n_steps = worker_timeout, snapshot_every_n_steps
         self._drawn = seed
         self._next = Position(0)  # where the next iterator begins
         self._latest: Position | None = None  # of the iterator that was made last
-        self._loaded = False  # `_next` comes from a state
-        self._told = self._difference = 0  # see `_agreed`
+        self._told = 0  # the epoch that samplers have heard of
+        self._is_restored = False
         self._kept: list[Workers] = []  # of persistent workers
         self._running: weakref.ref[EpochIterator] | None = None
 
     # The iterator is ours, where torch's signature names a private class of its own.
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """One epoch, or the rest of the one whose state was loaded."""
-        at = self._latest = copy(self._next)
-        at.epoch = self._agreed(at.epoch)
-        self._next, self._loaded = Position(at.epoch + 1), False
+        """One epoch, or the rest of the one whose state was loaded.
+
+        Somebody may have told the sampler the epoch, as with torch. Behind a state its number
+        counts: who starts a program again may count from 0.
+        """
+        at = copy(self._next)
+        told = next((getattr(part, "epoch", None) for part in self._listeners()), None)
+        if isinstance(told, int) and told != self._told and not self._is_restored:
+            at.epoch = told
+        return self._begin(at)
+
+    def _begin(self, at: Position) -> Iterator[Any]:
+        for part in self._listeners():
+            part.set_epoch(at.epoch)
+        self._told, self._latest, self._next = at.epoch, at, Position(at.epoch + 1)
         key = hash64(self._seed(), "epoch", at.epoch)
         rank = distributed.get_rank() if distributed.is_initialized() else 0
         seed = (hash64(key, "rank", rank) if rank else key) >> 1
@@ -317,11 +286,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Batches of any epoch from step `start` on; an iterable dataset is read up to there."""
-        self._latest, self._next, self._loaded = None, Position(epoch), True
-        self._tell(epoch)
-        if not self.is_stream:
-            self._next.step = start
-        batches = iter(self)
+        batches = self._begin(Position(epoch, 0 if self.is_stream else start))
         for _ in range(start if self.is_stream else 0):
             next(batches, None)
         return batches
@@ -335,12 +300,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
         at = self._latest
         if at is None or at.finished or at.step == self.steps():
             at = self._next
-        return {
-            **asdict(at),
-            "version": STATE_VERSION,
-            "seed": self._seed(),
-            "of": self._identity(),
-        }
+        return {**asdict(at), **self._identity(), "seed": self._seed()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iterator continue from `state`.
@@ -348,25 +308,19 @@ class DataLoader(torch_data.DataLoader[Sample]):
         Raises:
             ValueError: it is of a loader whose steps are other batches.
         """
-        if state.get("version") != STATE_VERSION:
-            raise ValueError(
-                f"the state has version {state.get('version')!r:.60}, and this DataLoader reads "
-                f"{STATE_VERSION}; is it one of another kind of loader?"
-            )
-        own, there = {**self._identity(), "seed": self.seed}, {**state["of"], "seed": state["seed"]}
+        own = self._identity() | ({} if self.seed is None else {"seed": self.seed})
         different = [
-            f"{name} is {own[name]!r} and was {there.get(name)!r:.60}"
-            for name in own
-            if own[name] != there.get(name) and (name != "seed" or self.seed is not None)
+            f"{name} is {value!r} and was {state.get(name)!r:.60}"
+            for name, value in own.items()
+            if value != state.get(name)
         ]
         if different:
             raise ValueError(
                 f"the state is of another DataLoader, whose steps are others: {different}"
             )
         at = [deepcopy(state[name]) for name in ("epoch", "step", "ahead", "parts")]
-        self._next, self._latest, self._loaded = Position(*at), None, True
+        self._next, self._latest, self._is_restored = Position(*at), None, True
         self._drawn, self._kept = state["seed"], []
-        self._tell(self._next.epoch)
 
     def _seed(self) -> int:
         if self._drawn is None:
@@ -384,10 +338,13 @@ class DataLoader(torch_data.DataLoader[Sample]):
 
     def _identity(self) -> dict[str, Any]:
         """Everything that has to be equal for a step to be the same batch."""
-        samples = None
-        if not self.is_stream and hasattr(type(self.dataset), "__len__"):
-            samples = len(self.dataset)  # type: ignore[arg-type]
-        return {"batch_size": self.batch_size, "drop_last": self.drop_last, "samples": samples}
+        rows: Any = () if self.is_stream else self.dataset
+        return {
+            "version": STATE_VERSION,
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "samples": len(rows) if hasattr(type(rows), "__len__") else None,
+        }
 
     def _samplers(self) -> list[Any]:
         """The sampler that is iterated, and those that it wraps."""
@@ -397,29 +354,10 @@ class DataLoader(torch_data.DataLoader[Sample]):
             found.append(inner)
         return found
 
-    def _tell(self, epoch: int) -> None:
-        """Tell the epoch to samplers and streams that have `set_epoch`."""
-        for part in self._listeners():
-            part.set_epoch(epoch)
-        self._told = epoch
-
     def _listeners(self) -> list[Any]:
+        """Samplers and streams that have `set_epoch`."""
         parts = [self.dataset] if self.is_stream else self._samplers()
         return [part for part in parts if callable(getattr(type(part), "set_epoch", None))]
-
-    def _agreed(self, epoch: int) -> int:
-        """The number of the next epoch: ours, or what somebody has told the sampler, as with torch.
-
-        Behind a state it is ours; whoever counts from another number then, as Fabric does from 0,
-        is understood with that difference.
-        """
-        told = next((getattr(part, "epoch", None) for part in self._listeners()), None)
-        if isinstance(told, int) and told != self._told:
-            if self._loaded:
-                self._difference = epoch - told
-            epoch = told + self._difference
-        self._tell(epoch)
-        return epoch
 
     def _rows(self, at: Position, key: int, seed: int) -> Iterator[Request]:
         """Requests of the sampler's rows; what it draws depends on (seed, epoch, step)."""
@@ -448,7 +386,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
         workers, collate = self.num_workers, self.collate_fn
         context: Any = self.multiprocessing_context
         options = LoaderOptions(
-            backend=self.backend if workers else "main",
+            backend="process" if workers else "main",
             num_workers=min(workers, 1) if parts else workers,
             prefetch_factor=self.prefetch_factor or 2,
             persistent_workers=self.persistent_workers,
@@ -504,12 +442,10 @@ class EpochIterator(Iterator[Any]):
         self.at, self._backends, self._open = at, backends, ExitStack()
         for backend in backends if closes else ():
             self._open.callback(backend.close)
-        with self._open:
-            runs = [
-                self._open.enter_context(backend.run(asked))
-                for backend, asked in zip(backends, requests, strict=True)
-            ]
-            self._open = self._open.pop_all()
+        runs = [
+            self._open.enter_context(backend.run(asked))
+            for backend, asked in zip(backends, requests, strict=True)
+        ]
         self._batches = _batches(at, runs, pin and not backends[0].pins, self._open)
 
     def __next__(self) -> Any:
@@ -534,8 +470,6 @@ def _batches(
             for part in [part for part in live if number >= first[part]]:
                 try:
                     result = next(live[part], None)
-                    if isinstance(result, Failure):
-                        raise result.error
                 except WorkerError as error:
                     died = f"(pid(s) {error.pid})" if error.pid else ""
                     # torch's words, which programs look for

@@ -17,14 +17,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.distributed.world import World, has_accelerator
-from penstock.errors import ConfigError, DataError, Problem
+from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.loading.bad_samples import Budget
 from penstock.loading.batch import Batch
 from penstock.loading.encoded import said
 from penstock.loading.facts import unfiltered
 from penstock.loading.fetch import Fetch
 from penstock.loading.fingerprint import differing
-from penstock.loading.workers.executors import Failure, Workers
+from penstock.loading.workers.executors import Workers
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import End, Plan, StreamPlan, length_of
 
@@ -186,9 +186,6 @@ class Loader:
                 self.stats.deaths = self.deaths - self._known_deaths
                 if isinstance(result, End):
                     break
-                if isinstance(result, Failure):
-                    self._check_rows()  # rows that are gone would fail
-                    raise result.error
                 for kind, warning in result.warnings.items():
                     if kind not in self._warned and kind not in said:  # by another worker or loader
                         (said if kind.startswith("lost") else self._warned).add(kind)
@@ -228,7 +225,7 @@ class Loader:
 
     def _results(
         self, epoch: int, step: int, shares: Sequence[tuple[int, int]]
-    ) -> Generator[Batch | Failure | End]:
+    ) -> Generator[Batch | End]:
         """Results from `step` on, of each step's shares in turn."""
         limit = self.plan.limit(epoch)
         steps, delivered = (self.plan.skipped.steps(epoch, step, limit) for _ in range(2))
@@ -237,14 +234,19 @@ class Loader:
         part = 0  # of the step that is delivered
         if self._ahead is not None:
             requests = self._ahead.requests(epoch, step, requests)
-        with self.workers.run(requests) as results:
-            for result in self._transfer(results) if self._transfer else results:
-                yield result
-                part += 1
-                if part == len(shares):
-                    step, part = next(delivered), 0
-                    if self._ahead is not None:
-                        self._ahead.delivered(step)
+        try:
+            with self.workers.run(requests) as results:
+                for result in self._transfer(results) if self._transfer else results:
+                    yield result
+                    part += 1
+                    if part == len(shares):
+                        step, part = next(delivered), 0
+                        if self._ahead is not None:
+                            self._ahead.delivered(step)
+        except PenstockError:
+            self.stats.deaths = self.deaths - self._known_deaths
+            self._check_rows()  # rows that are gone would fail
+            raise
 
     def _check_rows(self) -> None:
         """Raise DataError if the dataset has another length than its addresses were made for."""

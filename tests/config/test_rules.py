@@ -50,7 +50,7 @@ REFUSED = [
     (OWN, ["loader.num_workers=0", "loader.timeout=5"], "loader.timeout", "needs workers"),
     (OWN, ["loader.backend=main", "loader.persistent_workers=true"], "persistent_workers", "needs"),
     (OWN, ["loader=threads", "loader.multiprocessing_context=fork"], "_context", "processes"),
-    (OWN, ["loader.multiprocessing_context=spwan"], "_context", "no 'spwan'; it has"),
+    (OWN, ["loader.multiprocessing_context=spwan"], "_context", "'fork', 'spawn' or"),
     (OWN, ["loader.worker_init_fn=os.getpid"], "loader.worker_init_fn", "may not be called"),
     (OWN, ["batch.size=null", "batch.tail=pad"], "batch.tail", "set batch.tail=keep, or"),
     (FIT, ["loader.in_order=false"], "loader.in_order", "trainer.checkpoint=null"),
@@ -125,7 +125,7 @@ def test_what_excludes_each_other_is_refused(base, words, key, message):
 @pytest.mark.parametrize(
     "words",
     [
-        [*OWN, "loader=threads", "loader.timeout=5"],
+        [*OWN, "loader=threads", "loader.prefetch_factor=5"],
         [*OWN, "loader.in_order=false", "loader.num_workers=1"],
         [*FIT, "loader.in_order=false", "trainer.checkpoint=null"],
         [*OWN, "sampler=weighted", "sampler.weights=length", "sampler.column=nothing"],

@@ -42,7 +42,9 @@ from torch.utils.data import (
 )
 
 from penstock.loading.dataloader import DataLoader
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.seeding import SharedGeneratorError
+from tests import toy
 from tests.deaths import until
 
 Pair = collections.namedtuple("Pair", "a b")
@@ -381,13 +383,12 @@ def test_the_batches_are_torchs_in_torchs_order(arguments):
 
 @pytest.mark.thorough
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("backend", ["process", "thread"])
-def test_workers_change_no_batch_and_no_number_that_is_drawn(backend):
+def test_workers_change_no_batch_and_no_number_that_is_drawn():
     batches = []
-    dataset = Squares(draws=backend == "process")
+    dataset = Squares(draws=True)
     for workers in (0, 1, 3):
         torch.manual_seed(1)
-        loader = DataLoader(dataset, 3, True, num_workers=workers, backend=backend)
+        loader = DataLoader(dataset, 3, True, num_workers=workers)
         batches.append([plain(list(loader)) for _ in range(2)])
     assert batches[0] == batches[1] == batches[2]
     assert batches[0][0] != batches[0][1]
@@ -569,13 +570,6 @@ def test_what_torch_refuses_is_refused(arguments, error):
     for words in ({"shuffle": True}, {"sampler": [1]}, {"batch_sampler": [[1]]}):
         with pytest.raises(ValueError, match="IterableDataset"):
             DataLoader(Divided(), **words)
-
-
-def test_our_own_arguments_are_checked():
-    with pytest.raises(ValueError, match="backend='fiber' is not one of"):
-        DataLoader(Squares(), backend="fiber")
-    with pytest.raises(ValueError, match="threads cannot divide"):
-        DataLoader(Divided(), num_workers=2, backend="thread")
 
 
 # Workers.
@@ -1006,8 +1000,8 @@ def test_a_distributed_sampler_continues_in_its_epoch():
     state, expected = rest_after(loader, 2)
     other, sampler = make()
     other.load_state_dict(state)
-    assert sampler.epoch == 5
     assert plain(list(other)) == expected
+    assert sampler.epoch == 5
     sampler.set_epoch(6)
     assert plain(list(other)) != expected
 
@@ -1018,7 +1012,7 @@ def test_a_state_of_another_loader_is_refused():
         DataLoader(Squares(), 4).load_state_dict(state)
     with pytest.raises(ValueError, match="samples is 21 and was 20"):
         DataLoader(Squares(21), 3).load_state_dict(state)
-    with pytest.raises(ValueError, match="version None"):
+    with pytest.raises(ValueError, match="version is 3 and was None"):
         DataLoader(Squares(), 3).load_state_dict({"_snapshot": {}})
     with pytest.raises(ValueError, match="seed is 2 and was"):
         DataLoader(Squares(), 3, seed=2).load_state_dict(state)
@@ -1205,4 +1199,4 @@ def test_threads_do_not_share_the_position_of_a_file(row_files):
     data = Opened(row_files / "rows", OPENINGS["rows"])
     refused = pytest.raises(SharedGeneratorError, match=r"dataset\.opened\[0\], a file")
     with contextlib.closing(data.opened[0]), refused:
-        list(DataLoader(data, batch_size=8, num_workers=2, backend="thread"))
+        list(toy.loader(LoaderOptions("thread", 2), dataset=data))

@@ -81,14 +81,9 @@ def test_what_cannot_be_pickled_is_named_when_it_is_to_be_sent():
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("backend", ["process", "thread"])
-def test_timeout_is_torchs(backend):
-    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.5 seconds") as raised:
-        everything(Sleeping(), num_workers=1, timeout=0.5, backend=backend)
-    if backend == "thread":
-        said = str(raised.value)
-        assert "loader thread penstock-loader-0 has made no batch in 0.5 s (timeout)" in said
-        assert "in __getitem__" in said
+def test_timeout_is_torchs():
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.5 seconds"):
+        everything(Sleeping(), num_workers=1, timeout=0.5)
 
 
 class Crashing(Dataset):

@@ -16,15 +16,11 @@ from __future__ import annotations
 
 import queue
 import signal
-import sys
 import threading
 import time
-import traceback
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any
 
@@ -47,7 +43,7 @@ _MOST_LISTED = 32  # samples of a batch in a message
 
 
 class WorkerError(PenstockError):
-    """Workers died again and again on one batch, or a thread hangs.
+    """Workers died again and again on one batch.
 
     Attributes:
         pid: of the process that died last, if one did.
@@ -56,19 +52,11 @@ class WorkerError(PenstockError):
     pid: int | None = None
 
 
-@dataclass
-class Failure:
-    """Stands where a batch should have been."""
-
-    request: Any
-    error: Exception
-
-
 class Task:
     """A request that was handed over.
 
     Attributes:
-        result: None until it is there: a batch, End, Failure, or an error to raise.
+        result: None until it is there: a batch, End, or an error to raise.
         deaths: of the workers that had it.
     """
 
@@ -77,7 +65,7 @@ class Task:
         self.result: Any = None
 
     def take(self) -> Any:
-        """The result, which belongs to its consumer alone; raises an unexpected error."""
+        """The result, which belongs to its consumer alone; raises an error that stands for it."""
         result, self.result = self.result, None
         if isinstance(result, ExceptionWrapper):
             result.reraise()
@@ -103,14 +91,11 @@ class Silence:
 
 
 def attempt(fetch: Callable[[Any], Any], request: Any) -> Any:
-    """The batch of `request`, or the error in its place."""
+    """The batch of `request`; meanwhile this executor's status says that it works on it."""
     address = request.epoch, request.step
     worker_status.report(worker_status.WHOLE, worker_status.READ, address)
     try:
         return fetch(request)
-    except PenstockError as error:
-        # Without its cause and traceback it can cross to another process.
-        return Failure(request, error.with_traceback(None))
     finally:
         worker_status.report(worker_status.WHOLE, worker_status.IDLE)
 
@@ -228,9 +213,7 @@ def by_exit_code(code: int) -> tuple[str, str]:
         "out (dmesg tells)",
         signal.SIGBUS: "SIGBUS also comes when shared memory or a mapped file runs out of space",
     }
-    return f"was killed by signal {-code}{name}", next(
-        (hint for number, hint in hints.items() if number == -code), ""
-    )
+    return f"was killed by signal {-code}{name}", dict[int, str](hints).get(-code, "")
 
 
 class Workers:
@@ -268,7 +251,8 @@ class Workers:
     def run(self, requests: Iterator[Any]) -> Iterator[Iterator[Any]]:
         """Results of `requests`; leaving the context drops what was not taken."""
         if self.in_main:
-            yield map(self._work, requests)
+            # As a generator, which makes RuntimeError of a StopIteration that data code lets out.
+            yield (self._work(request) for request in requests)
             return
         if self.executor is None:
             self.executor = self._open()
@@ -287,7 +271,7 @@ class Workers:
         seed, self._opened = self._options.generator, self._opened + 1
         seed = hash64(self._fetch.seed if seed is None else seed, "workers", self._opened) >> 1
         if self._options.backend == "thread":
-            return Threads(self._fetch, self._options)
+            return Threads(self._fetch, self._options.num_workers)
         if self._options.backend == "process":
             from penstock.loading.workers.pool import Pool
 
@@ -311,19 +295,16 @@ class Workers:
 class Threads:
     """Threads of this process, as an executor; requests are begun in the order in which they come.
 
-    One that hangs cannot be killed: the run ends with its stack and the request that it had. They
-    are daemons, so that none keeps the program from ending.
+    They are daemons, so that one that hangs does not keep the program from ending.
     """
 
     deaths = 0
 
-    def __init__(self, fetch: Any, options: LoaderOptions) -> None:
-        self._fetch, self._limit = fetch, options.timeout
-        self.finished = threading.Event()
+    def __init__(self, fetch: Any, workers: int) -> None:
+        self._fetch, self.finished = fetch, threading.Event()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._first = threading.Lock()
-        self._hangs = False
-        self._threads = [_Thread(number, self) for number in range(options.num_workers)]
+        self._threads = [threading.Thread(target=self._live, daemon=True) for _ in range(workers)]
         for thread in self._threads:
             thread.start()
 
@@ -332,37 +313,22 @@ class Threads:
         self._tasks.put(task)
         return task
 
-    def work(self, thread: _Thread) -> None:
-        """Work on one task after another, in that thread."""
+    def _live(self) -> None:
+        """Work on one task after another."""
         while (task := self._tasks.get()) is not None:
             # The first batch, made alone, shows whether data code draws from what threads share.
-            with self._first if not self._fetch.draws_nothing else thread.alone:
-                thread.task = task
+            with nullcontext() if self._fetch.draws_nothing else self._first:
                 is_known = self._fetch.draws_nothing
                 make = self._fetch if is_known else self._fetch.first_of_threads
                 try:
                     task.result = attempt(make, task.request)
                 except BaseException as error:
                     task.result = error
-            thread.task = None
             del task  # a batch is its consumer's alone
             self.finished.set()
 
     def check(self) -> None:
-        """Raise WorkerError if a thread has given no sign of life for `loader.timeout`."""
-        for thread in self._threads:
-            task, status = thread.task, worker_status.read(thread.cell)
-            silent = thread.silence.look((id(task), status), task is not None)
-            if self._limit and silent >= self._limit and task is not None:
-                self._hangs = True
-                frames = traceback.extract_stack(sys._current_frames()[thread.ident or 0])
-                stack = "".join(reversed(traceback.format_list(frames)))
-                how = f"gave no sign of life for {self._limit:g} s (loader.timeout)"
-                who, data = f"loader thread {thread.name}", self._fetch.dataset
-                text = report_of(who, how, status, task.request, data, stack)
-                raise WorkerError(
-                    f"{text}\n    threads cannot be ended and replaced; loader.backend=process can"
-                )
+        """A thread cannot be replaced: whoever waits for one that hangs goes on waiting."""
 
     def drop(self) -> None:
         """Forget the requests that nobody has begun."""
@@ -371,28 +337,10 @@ class Threads:
                 self._tasks.get_nowait()
 
     def close(self) -> None:
-        """Wait for what was begun, unless it hangs or the run is to stop."""
+        """Wait for what was begun, unless the run is to stop."""
         self.drop()
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:
-            while thread.is_alive() and not self._hangs and not asked():
+            while thread.is_alive() and not asked():
                 thread.join(POLL)
-                with suppress(WorkerError):
-                    self.check()
-
-
-class _Thread(threading.Thread):
-    """One of them, with the task that it has and the cell that says where it stands."""
-
-    def __init__(self, number: int, threads: Threads) -> None:
-        super().__init__(name=f"penstock-loader-{number}", daemon=True)
-        self._of, self.alone = threads, threading.Lock()
-        self.task: Task | None = None
-        self.cell = memoryview(array("q", bytes(8 * worker_status.FIELDS)))
-        self.silence = Silence()
-        worker_status.clear(self.cell)
-
-    def run(self) -> None:
-        worker_status.use(self.cell)
-        self._of.work(self)

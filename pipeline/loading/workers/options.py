@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from multiprocessing import get_all_start_methods
 from typing import Any
 
 from penstock.distributed import world
@@ -14,8 +13,8 @@ from penstock.terminal import say
 _MOST_WORKERS = 16  # of `auto`
 _MOST_PER_CORE = 2  # more wait for a core, whatever they read
 # What only worker processes have, and what all workers have.
-_OF_PROCESSES = ("worker_init_fn", "multiprocessing_context", "persistent_workers")
-_OF_WORKERS = ("prefetch_factor", "timeout", *_OF_PROCESSES)
+_OF_PROCESSES = ("timeout", "worker_init_fn", "multiprocessing_context", "persistent_workers")
+_OF_WORKERS = ("prefetch_factor", *_OF_PROCESSES)
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def check(section: Any) -> None:
     """Raise ConfigError for options of a section `loader` that torch's DataLoader refuses too."""
     none = section.backend == "main" or section.num_workers == 0
     refused = _OF_WORKERS if none else _OF_PROCESSES if section.backend == "thread" else ()
-    what, context = "workers" if none else "worker processes", section.multiprocessing_context
+    what = "workers" if none else "worker processes"
     problems = [
         Problem(
             f"loader.{name}",
@@ -71,9 +70,6 @@ def check(section: Any) -> None:
         for name in refused
         if (value := getattr(section, name))
     ]
-    if context is not None and context not in (known := get_all_start_methods()):
-        reason = f"this platform has no {context!r}; it has {', '.join(known)}"
-        problems.append(Problem("loader.multiprocessing_context", reason))
     if problems:
         raise ConfigError(problems)
     count, cores = section.num_workers, world.usable_cpus()

@@ -50,7 +50,6 @@ from penstock.loading import worker_status
 from penstock.loading.worker_status import FIELDS, WorkerStatus
 from penstock.loading.workers.executors import (
     POLL,
-    Failure,
     Silence,
     Task,
     WorkerError,
@@ -273,7 +272,7 @@ class Pool:
                     "batch again in this process), or leave them out"
                 )
                 error.pid = pid
-                self._finish(number, Failure(task.request, error))
+                self._finish(number, error)
         if self._tasks:
             worker.start()
         self._hand_out()
@@ -309,15 +308,11 @@ class _Worker:
 
     def write_stack(self) -> str:
         """Have a process that hangs write its stack, within a second; a hint on it."""
-        state, pid = Path(f"/proc/{self.process.pid}/stat"), self.process.pid
-        is_stopped = state.exists() and state.read_text().rpartition(") ")[2][:1] in "Tt"
-        os.kill(pid, _DUMP)
-        os.kill(pid, signal.SIGCONT)
+        os.kill(self.process.pid, _DUMP)
+        os.kill(self.process.pid, signal.SIGCONT)  # it may have been stopped
         ends = time.monotonic() + 1
         while not self.stack() and time.monotonic() < ends:
             time.sleep(0.05)
-        if is_stopped:
-            return "it had been stopped (SIGSTOP, or a debugger); the stack is from after that"
         return _FORKED if self._given[4] == "fork" else ""
 
     def end(self, until: float = 0.0) -> bool:
@@ -344,7 +339,7 @@ def start_method(options: LoaderOptions) -> str:
 
 def refuse_unsendable(fetch: Any, options: LoaderOptions) -> None:
     """Raise ConfigError for parts that cannot be sent to a worker, before anything has begun."""
-    method, key = start_method(options), ""
+    method = start_method(options)
     if method == "fork":
         return
     server: Any = forkserver._forkserver
@@ -443,7 +438,7 @@ def as_worker(fetch: Any, number: int, workers: int, seed: int) -> Any:
     random.seed(seed + number)
     torch.manual_seed(seed + number)
     np.random.seed(numpy_seed(seed, number))
-    dataset = fetch.dataset_of_worker()
+    dataset = getattr(fetch, "dataset_of_worker", lambda: fetch.dataset)()
     info = WorkerInfo(id=number, num_workers=workers, seed=seed + number, dataset=dataset)
     return worker_info(info)
 
@@ -464,12 +459,15 @@ def _reopen_files(kept: set[int]) -> None:
                 os.close(own)
 
 
-def wrapped(error: BaseException, worker: int) -> ExceptionWrapper:
+def wrapped(error: BaseException, worker: int) -> Any:
     """An error as it travels to the process that raises it again: its type and its text.
 
-    A type that cannot be sent, or made of a text alone, becomes RuntimeError: torch's wrapper would
-    lose the text. So does SystemExit, which would end that process.
+    One of ours travels as it is. A type that cannot be sent, or made of a text alone, becomes
+    RuntimeError: torch's wrapper would lose the text. So does SystemExit, which would end that
+    process.
     """
+    if isinstance(error, PenstockError):
+        return error
     kind: Any = type(error)
     try:
         pickle.dumps(kind)
