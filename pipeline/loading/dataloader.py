@@ -446,7 +446,7 @@ class EpochIterator(Iterator[Any]):
             self._open.enter_context(backend.run(asked))
             for backend, asked in zip(backends, requests, strict=True)
         ]
-        self._batches = _batches(at, runs, pin and not backends[0].pins, self._open)
+        self._batches = _batches(at, runs, pin and backends[0].in_main, self._open)
 
     def __next__(self) -> Any:
         return next(self._batches)

@@ -232,8 +232,7 @@ class Workers:
         self.executor: Any = None
         self._deaths = self._opened = 0
         self.in_main = options.backend == "main" or options.num_workers == 0
-        self.pins = not self.in_main and options.backend == "process"
-        if self.pins:
+        if not self.in_main and options.backend == "process":
             from penstock.loading.workers import pool
 
             pool.refuse_unsendable(fetch, options)

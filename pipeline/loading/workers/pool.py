@@ -13,7 +13,6 @@ first one counts. After `max_deaths` at one address, an error takes that batch's
 from __future__ import annotations
 
 import ctypes
-import errno
 import faulthandler
 import fcntl
 import gc
@@ -115,7 +114,7 @@ class Pool:
         self.finished.wait()
         # multiprocessing waits for its processes at exit; this comes before.
         self._at_exit = Finalize(None, self.close, exitpriority=100)
-        if isinstance(self._error, OSError) and self._error.errno != errno.EMFILE:
+        if isinstance(self._error, OSError):
             reason = f"{method} cannot start workers: {self._error}"
             if "AF_UNIX" in reason:  # of the forkserver's socket
                 reason += f" in {tempfile.gettempdir()!r}; set TMPDIR to a folder with a short one"
