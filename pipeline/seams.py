@@ -66,7 +66,6 @@ _OBSERVERS: Mapping[str, Callable[[Any], object]] = {
         any([*fit.config.trainer.warm_start.values(), *fit.config.trainer.freeze.values()])
         or fit.config.trainer.groups
     ),
-    "penstock.addons.lanes.lanes:note_kind": lambda fit: fit.config.distributed.lanes,
     "penstock.addons.mixtures.mixture:observers": lambda fit: (
         getattr(fit.data.train.dataset, "mixing", None) is not None
     ),

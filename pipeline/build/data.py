@@ -441,13 +441,8 @@ class Split:
             self.data.fields,
         )
 
-    def loader(self, hashed: bool = False, lanes: Any = None) -> Loader:
-        """Batches of the split; to be closed.
-
-        Args:
-            hashed: as for `fetch`.
-            lanes: the parts of a global batch that this rank works on; None: its one share.
-        """
+    def loader(self, hashed: bool = False) -> Loader:
+        """Batches of the split; to be closed. `hashed` is as for `fetch`."""
         fetch = self.fetch(hashed, whole=False)
         return Loader(
             self.plan,
@@ -457,7 +452,6 @@ class Split:
             lambda: self.fingerprint,
             batch_transform=(self.batch_transform or None) if self.data.on_device else None,
             budget=self.budget,
-            lanes=lanes,
         )
 
     def loader_options(self, gathers: bool = False, packing: bool = False) -> LoaderOptions:

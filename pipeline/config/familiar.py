@@ -177,6 +177,7 @@ WAYS: dict[str, str] = {
 
 # What a person typed (`key`, `key=value`, `--flag`; "*" ends a prefix) -> what to do instead.
 GONE: dict[str, str] = {
+    "distributed.lanes": "leave it out; other ranks round weights differently (docs/resuming.md)",
     "collate.sort": "leave it out; pack_padded_sequence sorts by itself with enforce_sorted=False",
     "limits.batch_bytes": "lower batch.size; limits.pixels and limits.record_bytes bound a sample",
     "--allow-endpoint": "leave it out; a configuration may name the servers of its data",

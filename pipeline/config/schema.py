@@ -171,7 +171,6 @@ class DistributedSection(Section):
     max_restarts: Annotated[Index, NOTHING] = 0
     find_unused_parameters: Annotated[bool, ROUNDING] = False
     sync_batchnorm: Annotated[bool, ROUNDING] = False
-    lanes: Annotated[Count | None, WEIGHTS] = None
 
 
 class TrainerSection(Section):

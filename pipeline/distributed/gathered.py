@@ -6,10 +6,9 @@ is that of the global batch on every rank, and so are its gradients, however man
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -19,40 +18,18 @@ from torch import Tensor
 from penstock.distributed.group import Group
 from penstock.order.plan import Request
 
-Gather = Callable[[Tensor], Tensor]
-
-# How rows are gathered now, and the number of the share; None: it is all that there is.
-_gather: ContextVar[tuple[Gather, int] | None] = ContextVar("gather", default=None)
-
-
-def together(group: Group, request: Request) -> AbstractContextManager[None]:
-    """All ranks work on their shares of one batch inside, and may call `gathered`."""
-    if group.alone:
-        return nullcontext()
-    return gathering(partial(_of_ranks, group, request.valid > 0), group.world.rank)
+# The ranks that work on a batch now, and this one's request; None: this process works alone.
+_ranks: ContextVar[tuple[Group, Request] | None] = ContextVar("ranks", default=None)
 
 
 @contextmanager
-def gathering(gather: Gather, number: int) -> Iterator[None]:
-    """`gathered` calls that function inside, and `share` gives that number."""
-    token = _gather.set((gather, number))
+def together(group: Group, request: Request) -> Iterator[None]:
+    """All ranks work on their shares of one batch inside, and may call `gathered`."""
+    token = _ranks.set(None if group.alone else (group, request))
     try:
         yield
     finally:
-        _gather.reset(token)
-
-
-class OtherRowsError(BaseException):
-    """`gathered` was called where the rows of other shares are not at hand."""
-
-
-def apart(number: int) -> AbstractContextManager[None]:
-    """The share of that number is worked on by itself inside; `gathered` raises OtherRowsError."""
-    return gathering(_not_at_hand, number)
-
-
-def _not_at_hand(rows: Tensor) -> Tensor:
-    raise OtherRowsError
+        _ranks.reset(token)
 
 
 def gathered(rows: Tensor) -> Tensor:
@@ -68,22 +45,20 @@ def gathered(rows: Tensor) -> Tensor:
         [N, ...], the same on all ranks. The backward pass adds its gradients up over the ranks, so
         a loss of all rows has the gradients of the global batch.
     """
-    now = _gather.get()
-    return rows if now is None else now[0](rows)
+    now = _ranks.get()
+    if now is None:
+        return rows
+    group, request = now
+    own = rows if request.valid else rows[:0]  # a share that is all padding only takes part
+    ends = list(accumulate(group.gather(len(own))))
+    everything: Tensor = _Gathered.apply(own, group, ends)
+    return everything
 
 
 def share() -> int:
     """The number of this share among those whose rows are `gathered`, in their order."""
-    now = _gather.get()
-    return 0 if now is None else now[1]
-
-
-def _of_ranks(group: Group, counts: bool, rows: Tensor) -> Tensor:
-    """The rows of all ranks; `counts`: this one has any that are no padding."""
-    own = rows if counts else rows[:0]
-    ends = list(accumulate(group.gather(len(own))))
-    everything: Tensor = _Gathered.apply(own, group, ends)
-    return everything
+    now = _ranks.get()
+    return 0 if now is None else now[0].world.rank
 
 
 class _Gathered(torch.autograd.Function):

@@ -6,7 +6,7 @@ on a gloo group of their own, so that they never wait for a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -67,34 +67,6 @@ class Group:
         if not self.alone:
             dist.all_reduce(values)
         return values
-
-    def exchange(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """Rows that the ranks have for this one.
-
-        Args:
-            rows: [ranks * n, ...], n for each rank, in their order.
-            counts: n of each rank.
-
-        Returns:
-            [sum of counts, ...], in the order of the ranks.
-        """
-        sent = rows.contiguous() if self._on_device else rows.cpu()
-        own = [counts[self.world.rank]] * self.world.size
-        received = sent.new_empty(sum(counts), *rows.shape[1:])
-        dist.all_to_all_single(received, sent, list(counts), own)
-        return received.to(rows.device)
-
-    def joined(self, part: Tensor) -> Tensor:
-        """The parts of all ranks, [n] each, in their order: [ranks * n]."""
-        sent = part if self._on_device else part.cpu()
-        whole = sent.new_empty(self.world.size * len(part))
-        dist.all_gather_into_tensor(whole, sent)
-        return whole.to(part.device)
-
-    @property
-    def _on_device(self) -> bool:
-        """Whether tensors travel from where they are; gloo sends those of a GPU from the CPU."""
-        return dist.get_backend() != "gloo"
 
     def gather(self, value: Value) -> list[Value]:
         """The values of all ranks, in their order, on all of them; CPU objects."""

@@ -9,7 +9,7 @@ Only this file uses names that are not public in torchmetrics; tested with torch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -55,16 +55,12 @@ def counted(metrics: Mapping[str, Metric]) -> Counted:
     return [(m.update_count, s) for m, s in zip(every, states, strict=True)]
 
 
-def merge(metrics: Mapping[str, Metric], group: Group, before: Sequence[Counted] = ()) -> None:
-    """Let every metric hold what all ranks have counted; to be called by all of them.
-
-    Args:
-        before: what this rank has counted by parts, before it reset the metrics for another one.
-    """
-    if group.alone and not before:
+def merge(metrics: Mapping[str, Metric], group: Group) -> None:
+    """Let every metric hold what all ranks have counted; to be called by all of them."""
+    if group.alone:
         return
     every = _parts(metrics)
-    shares = [*chain.from_iterable(group.gather([*before, counted(metrics)]))]
+    shares = group.gather(counted(metrics))
     for number, metric in enumerate(every):
         counts = [share[number] for share in shares if share[number][0]]
         metric._update_count, metric._computed = sum(count for count, _ in counts), None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,7 +29,6 @@ from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import End, Plan, StreamPlan, length_of
 
 if TYPE_CHECKING:
-    from penstock.addons.lanes.lanes import Lanes
     from penstock.addons.stores.read_ahead import ReadAhead
     from penstock.loading.transfer import Transfer
 
@@ -79,7 +78,6 @@ class Loader:
             function of it is called behind the first batch, or when a state is asked for.
         budget: how many samples may be left out of this rank's part of an epoch; None: any.
         batch_transform: transforms a batch on the device; None if fetch has done all of it.
-        lanes: the parts of a global batch that this rank works on; None: its one share.
     """
 
     def __init__(
@@ -91,7 +89,6 @@ class Loader:
         fingerprint: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
         budget: Budget | None = None,
         batch_transform: Callable[[Batch], Batch] | None = None,
-        lanes: Lanes | None = None,
     ) -> None:
         self.plan = plan
         self.fetch = fetch
@@ -114,9 +111,6 @@ class Loader:
                 Problem("batch.size", f"{reason}, and a step mixes them; take {ways}")
             )
         self.batch_transform = batch_transform
-        self.lanes = lanes
-        own = (self.world.rank, self.world.size)
-        self.shares: Sequence[tuple[int, int]] = lanes.shares if lanes else [own]
         self._rows = self._row_count()
         self._pin = self.options.pin_memory and has_accelerator()
         moves = self._pin and self.world.device.startswith("cuda")
@@ -129,9 +123,9 @@ class Loader:
         self.workers = Workers(fetch, self.options, self._pin)
         self._ahead: ReadAhead | None = None
         if getattr(fetch.dataset, "remote_files", None) is not None:
-            rank, size = own
             from penstock.addons.stores.read_ahead import read_ahead
 
+            rank, size = self.world.rank, self.world.size
             self._ahead = read_ahead(plan, fetch.dataset, rank, size, self.options)
         self._next = (0, 0)
         self._broken_off, self._known_deaths = False, 0
@@ -158,13 +152,8 @@ class Loader:
             epoch, step = epoch + 1, 0
         return self.epoch(epoch, step)
 
-    def epoch(
-        self, epoch: int, start: int = 0, share: tuple[int, int] | None = None
-    ) -> Generator[Batch]:
+    def epoch(self, epoch: int, start: int = 0) -> Generator[Batch]:
         """Batches of `epoch` from step `start` on, on the world's device.
-
-        Args:
-            share: only that one; None: all of `shares`, put together.
 
         Raises:
             DataError, SampleError: as fetch does, when the batch's turn comes.
@@ -179,8 +168,7 @@ class Loader:
         self._check_rows()
         last = self.plan.limit(epoch)
         asked = began = time.perf_counter()
-        shares, parts = self.shares if share is None else [share], list[Batch]()
-        results = self._results(epoch, start, shares)
+        results = self._results(epoch, start)
         with self._ahead or nullcontext(), closing(results):
             for result in results:
                 self.stats.deaths = self.deaths - self._known_deaths
@@ -194,15 +182,9 @@ class Loader:
                 batch = result if self._moved_ahead else self._move(result)
                 if self.batch_transform is not None:
                     batch = self.batch_transform(batch)
-                parts.append(batch)
                 self.stats.samples += len(batch.indices)
                 for stage, seconds in batch.timing.items():
                     self.stats.stages[stage] = self.stats.stages.get(stage, 0.0) + seconds
-                if len(parts) < len(shares):
-                    continue
-                if self.lanes is not None and share is None:
-                    batch = self.lanes.together(parts)
-                parts = []
                 self._next = (epoch, batch.request.step + 1)
                 if self._next[1] == last:  # whoever counts batches does not ask for the end
                     self._check_rows()
@@ -223,26 +205,20 @@ class Loader:
         self.stats.deaths = self.deaths - self._known_deaths
         self._known_deaths = self.deaths
 
-    def _results(
-        self, epoch: int, step: int, shares: Sequence[tuple[int, int]]
-    ) -> Generator[Batch | End]:
-        """Results from `step` on, of each step's shares in turn."""
-        limit = self.plan.limit(epoch)
+    def _results(self, epoch: int, step: int) -> Generator[Batch | End]:
+        """Results from `step` on, in the order of the steps."""
+        limit, world = self.plan.limit(epoch), self.world
         steps, delivered = (self.plan.skipped.steps(epoch, step, limit) for _ in range(2))
         requests: Iterator[Any]
-        requests = (self.plan.request(epoch, step, *share) for step in steps for share in shares)
-        part = 0  # of the step that is delivered
+        requests = (self.plan.request(epoch, step, world.rank, world.size) for step in steps)
         if self._ahead is not None:
             requests = self._ahead.requests(epoch, step, requests)
         try:
             with self.workers.run(requests) as results:
                 for result in self._transfer(results) if self._transfer else results:
                     yield result
-                    part += 1
-                    if part == len(shares):
-                        step, part = next(delivered), 0
-                        if self._ahead is not None:
-                            self._ahead.delivered(step)
+                    if self._ahead is not None:
+                        self._ahead.delivered(next(delivered))
         except PenstockError:
             self.stats.deaths = self.deaths - self._known_deaths
             self._check_rows()  # rows that are gone would fail

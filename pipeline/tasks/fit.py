@@ -52,11 +52,7 @@ from penstock.training.train_step import TrainOptions
 def run(config: Config) -> float | None:
     """Train; returns the best value of the monitored metric, None if it never was finite."""
     parts = TrainingParts(config)
-    data, asked, lanes = parts.data, config.distributed, None
-    if asked.lanes is not None:
-        from penstock.addons.lanes.lanes import of_run
-
-        lanes = of_run(config, parts.world)
+    data, asked = parts.data, config.distributed
     old = Path(config.run_dir if config.resume in (None, "auto") else config.resume)
     if config.resume is not None and (old.is_file() or checkpoint.has_checkpoint(old)):
         from penstock.addons.predicting.learned import classes_of_run
@@ -67,9 +63,8 @@ def run(config: Config) -> float | None:
     spare_cores(parts.world)
     with (
         join(parts.world, asked.backend, asked.timeout, asked.strategy != "none") as group,
-        lanes or nullcontext(),
-        data.train.loader(config.trainer.digest, lanes) as train,
-        data.val.loader(lanes=lanes) if config.data.validates else nullcontext() as val,
+        data.train.loader(config.trainer.digest) as train,
+        data.val.loader() if config.data.validates else nullcontext() as val,
     ):
         fit = Fit(config, parts, group, train, val)
         with fit.watched(), group.explained():
@@ -168,7 +163,6 @@ class Fit:
                 self.config.seed,
                 self.parallel,
                 starts,
-                lanes=self.train_loader.lanes,
             )
             self.result = fit(
                 train_step, self.train_loader, val, opened, self.observers, preemption

@@ -112,7 +112,7 @@ class EpochMetrics:
             return []
         batches, sums, counts, parts = zip(*self._pending, strict=True)
         self._pending.clear()
-        losses = self._summed(torch.stack(sums).double())
+        losses: list[float] = self._group.sum(torch.stack(sums).double()).tolist()
         rows = [None if batch.hashes is None else row_hashes(batch) for batch in batches]
         left_out = [getattr(batch, "left_out", ()) for batch in batches]
         samples = [
@@ -136,11 +136,6 @@ class EpochMetrics:
             self.losses += weight
             self._window_losses += weight
         return [step for step, _ in counted]
-
-    def _summed(self, sums: Tensor) -> list[float]:
-        """The sums of all ranks' losses, from this one's by batch: float64[batches]."""
-        summed: list[float] = self._group.sum(sums).tolist()
-        return summed
 
     @property
     def window(self) -> float:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.distributed.group import Group
-from penstock.distributed.metric_states import Counted, count_apart, counted, is_metric, merge
+from penstock.distributed.metric_states import count_apart, is_metric, merge
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.terminal import one_line
@@ -63,7 +63,6 @@ class Objective(ABC):
                 )
         self.metrics = dict(metrics)
         count_apart(self.metrics)
-        self._counted: list[Counted] = []  # of the parts before the one at hand
         self.inputs = list(inputs)
 
     @abstractmethod
@@ -144,7 +143,7 @@ class Objective(ABC):
         Raises:
             ConfigError: a metric gives something else than numbers, in a list or a mapping.
         """
-        merge(self.metrics, group or Group(), self._counted)
+        merge(self.metrics, group or Group())
         values: dict[str, float] = {}
         for name, metric in self.metrics.items():
             result = metric.compute()
@@ -176,15 +175,6 @@ class Objective(ABC):
         return {f"{name}/{k}": v for k, v in zip(labels, result.tolist(), strict=True)}
 
     def reset(self) -> None:
-        self._counted.clear()
-        self._reset_metrics()
-
-    def begin_part(self) -> None:
-        """Count what comes apart from what is counted so far, up to `compute`."""
-        self._counted.append(counted(self.metrics))
-        self._reset_metrics()
-
-    def _reset_metrics(self) -> None:
         for metric in self.metrics.values():
             metric.reset()
 

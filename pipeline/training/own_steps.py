@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +31,6 @@ from penstock.terminal import say
 from penstock.training.objective_base import Objective, explained
 from penstock.training.own_objective import OwnObjective
 from penstock.training.train_step import TrainStep, autocast
-
-if TYPE_CHECKING:
-    from penstock.addons.lanes.lanes import Lanes
-
 
 # Methods of a LightningModule beside its forward, and the section used in their place.
 _OF_LIGHTNING = {
@@ -122,19 +118,11 @@ class Optimizers(Optimizer):
             first += sum(len(group["params"]) for group in optimizer.param_groups)
 
 
-def make_train_step(
-    model: nn.Module, objective: Objective, *parts: Any, lanes: Lanes | None = None, **more: Any
-) -> TrainStep:
-    """The `TrainStep` for an objective; arguments as its own.
-
-    Args:
-        lanes: in which it works on a batch; None: as one share.
-    """
+def make_train_step(model: nn.Module, objective: Objective, *parts: Any, **more: Any) -> TrainStep:
+    """The `TrainStep` for an objective; arguments as its own."""
     own = objective if isinstance(objective, OwnObjective) else None
-    kind: Any = OwnSteps if own is not None and own.takes_steps(model) else TrainStep
-    if lanes is not None:
-        kind = lanes.train_step(kind)
-    made: TrainStep = kind(model, objective, *parts, **more)
+    kind = OwnSteps if own is not None and own.takes_steps(model) else TrainStep
+    made = kind(model, objective, *parts, **more)
     if own is not None:
         own.train_step = made
     return made
@@ -221,10 +209,6 @@ class OwnSteps(TrainStep):
             self._add_up(weights, total)
         if not (count or total.item()):  # only then is the device waited for
             return
-        self._take(optimizer, weights)
-
-    def _take(self, optimizer: Optimizer, weights: list[Tensor]) -> None:
-        """Step with an optimizer, by the gradients of its weights."""
         if self.scaler.is_enabled():
             self.scaler.unscale_(optimizer)
         if self.options.clip_norm is not None:

@@ -127,7 +127,7 @@ class _Fit(Observer):
         self.observers = (self, *observers)
         self.options, self.group = train_step.options, train_step.group
         self.result = Result()
-        self.epoch_metrics = self.train_step.epoch_metrics()
+        self.epoch_metrics = EpochMetrics(self.group)
         self.address = Address(0, 0)  # of the next batch
         self.begun = False  # whether the epoch at that address has begun and has no record yet
         self.metrics: Record = {}  # of the last validation
@@ -146,7 +146,7 @@ class _Fit(Observer):
         self.result = result = Result(**progress["result"])
         result.best = next((one for one in result.history if one == result.best), result.best)
         self._ask_observers()
-        self.epoch_metrics = self.train_step.epoch_metrics(progress["meter"])
+        self.epoch_metrics = EpochMetrics(self.group, progress["meter"])
         self.metrics = dict(state["metrics"])
 
     @property
@@ -232,7 +232,7 @@ class _Fit(Observer):
         self.train_step.end_epoch(record.get(f"val/{options.monitor}"))
         if not self.train_step.finished or not self._has_steps(*self.address):
             self.address, lost = Address(epoch + 1, 0), 0
-            self.epoch_metrics = self.train_step.epoch_metrics()
+            self.epoch_metrics = EpochMetrics(self.group)
         self.epoch_metrics.deaths = lost
         self.begun = False
         for observer in self.observers:
@@ -334,7 +334,7 @@ def train_epoch(
         after_step: called after each optimizer step with its last batch.
         turn: called before each batch and at the end; see `preemption.in_turns`.
     """
-    epoch_metrics = epoch_metrics or train_step.epoch_metrics()
+    epoch_metrics = epoch_metrics or EpochMetrics(train_step.group)
     skipped = loader.plan.skipped
     for observer in observers:
         observer.on_epoch_start(epoch, loader.plan.steps(epoch), start)

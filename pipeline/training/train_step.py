@@ -27,7 +27,6 @@ from penstock.errors import PenstockError
 from penstock.loading.batch import Batch
 from penstock.order.keys import hash64_on
 from penstock.torch_internals import scale
-from penstock.training.epoch_metrics import EpochMetrics
 from penstock.training.objective_base import Objective, explained
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -157,13 +156,12 @@ class TrainStep:
             self._forward = self._wrapped(self.objective)
         self.model.train()
 
-    def epoch_metrics(self, state: Mapping[str, float] | None = None) -> EpochMetrics:
-        """The counter of an epoch's losses; `state` is of a resumed epoch."""
-        return EpochMetrics(self.group, state)
-
     def learn(self, batch: Batch) -> Tensor:
         """Add the gradients of a batch; returns the objective's losses, without waiting."""
-        self._keep_before()
+        if not self.pending:  # `drop_pending` returns to this state
+            self._batches_before = self.batches
+            if self.options.accumulate > 1:
+                self._buffers_before = [buffer.clone() for buffer in self.model.buffers()]
         self.seed()
         if self._parallel.strategy == "fsdp":  # as DDP does by itself
             same_buffers(self.model, self.group)
@@ -188,22 +186,10 @@ class TrainStep:
         self.scaler.scale(losses.sum() * (1 / self._divisor)).backward()
         return losses.detach()
 
-    def _keep_before(self) -> None:
-        """Keep what `drop_pending` returns to, before the first batch of an update."""
-        if not self.pending:
-            self._batches_before = self.batches
-            if self.options.accumulate > 1:
-                self._buffers_before = [buffer.clone() for buffer in self.model.buffers()]
-
-    def seed(self, share: int | None = None) -> None:
-        """Seed what the model draws at the next batch: dropout, noise.
-
-        Args:
-            share: of the global batch; None: that of this rank.
-        """
-        # hash64(seed, "model", batches, share)
-        share = self.group.world.rank if share is None else share
-        key = hash64_on(self._model_key, self.batches, share)
+    def seed(self) -> None:
+        """Seed what the model draws at the next batch on this rank: dropout, noise."""
+        # hash64(seed, "model", batches, rank)
+        key = hash64_on(self._model_key, self.batches, self.group.world.rank)
         torch.default_generator.manual_seed(key)
         if self.device.type == "cuda":
             torch.cuda.manual_seed_all(key)

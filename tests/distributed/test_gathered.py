@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.distributed.gathered import OtherRowsError, apart, gathered, share, together
+from penstock.distributed.gathered import gathered, share, together
 from penstock.distributed.group import Group
 from penstock.distributed.world import World
 from penstock.order.plan import Request
@@ -49,14 +49,10 @@ def test_rows_stand_in_the_order_of_the_ranks_and_gradients_add_up(valid, counts
     assert not own.grad[counts[1] :].any()  # a row of padding only takes part
 
 
-def test_a_process_alone_and_one_that_works_on_a_share_by_itself():
+def test_a_process_alone():
     rows = torch.ones(3, 2)
     with together(Group(), batch(2)):
         assert gathered(rows) is rows
         assert share() == 0
-    with apart(2):
-        assert share() == 2
-        with pytest.raises(OtherRowsError):
-            gathered(rows)
     assert gathered(rows) is rows
     assert share() == 0

@@ -33,7 +33,6 @@ def talk(rank, size, port, answers):
             raised = None
         except Exception as error:
             raised = f"{type(error).__name__}: {error}"
-        mine = torch.full((size * (rank + 1), 2), float(rank))  # rank + 1 rows for each
         weights = torch.tensor([float(rank)])
         group.copy_from_first(weights)
         answers.put(
@@ -41,8 +40,6 @@ def talk(rank, size, port, answers):
                 rank,
                 {
                     "alone": (group.alone, group.is_first),
-                    "exchanged": group.exchange(mine, [1, 2, 3]).tolist(),
-                    "joined": group.joined(torch.tensor([rank, -rank])).tolist(),
                     "copied": weights.tolist(),
                     "sum": group.sum(torch.tensor([rank + 1.0])).item(),
                     "gather": group.gather({"rank": rank}),
@@ -69,8 +66,6 @@ def test_ranks_hear_each_other():
         assert found[rank]["gather"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
         assert found[rank]["first"] == ("from", 0)
         assert found[rank]["alone"] == (False, rank == 0)
-        assert found[rank]["exchanged"] == [[0.0, 0.0]] + [[1.0, 1.0]] * 2 + [[2.0, 2.0]] * 3
-        assert found[rank]["joined"] == [0, 0, 1, -1, 2, -2]
         assert found[rank]["copied"] == [0.0]
         raised = "ValueError: of this rank" if rank == 1 else "PenstockError: rank 1: ValueError: "
         assert found[rank]["raised"].startswith(raised)
@@ -107,10 +102,7 @@ def test_one_rank_makes_a_group_only_under_a_launcher(
     with join(World(), timeout=60, together=together) as group:
         assert group.alone == alone
         assert group.gather(3) == [3]
-        rows, part = torch.arange(8.0).view(2, 2, 2), torch.tensor([1, 2])
-        if not alone:
-            assert group.exchange(rows, [2]).equal(rows)
-            assert group.joined(part).equal(part)
+        part = torch.tensor([1, 2])
         assert group.from_first("x") == "x"
         group.copy_from_first(part)
         assert part.tolist() == [1, 2]

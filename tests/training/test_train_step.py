@@ -1,7 +1,5 @@
 """One step: the gradient of all its batches, scaling, seeds, and what is kept of it."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,7 @@ from penstock.order.plan import Request
 from penstock.training import train_step
 from penstock.training.objective import Regression
 from penstock.training.own_objective import adapted
-from penstock.training.own_steps import Optimizers, OwnSteps, make_train_step
+from penstock.training.own_steps import Optimizers, make_train_step
 from penstock.training.train_step import TrainOptions, TrainStep
 
 ROWS = torch.arange(36.0).reshape(12, 3).sin()
@@ -205,11 +203,11 @@ def test_batches_without_a_step_are_forgotten_with_their_buffers():
 
 
 def test_models_draw_by_seed_batch_and_rank():
-    for seed, batches, rank, share in ((5, 3, 0, None), (5, 3, 2, None), (5, 4, 0, 7)):
+    for seed, batches, rank in ((5, 3, 0), (5, 3, 2), (5, 4, 0)):
         step = step_of(group=Group(World(rank, 3)), seed=seed)
         step.batches = batches
-        step.seed(share)
-        key = hash64(seed, "model", batches, rank if share is None else share)
+        step.seed()
+        key = hash64(seed, "model", batches, rank)
         assert torch.default_generator.initial_seed() == key % 2**64
 
 
@@ -364,22 +362,6 @@ def test_a_loss_of_a_batch_or_a_sample_is_their_mean(loss):
         made.learn(batch())
         made.update()
     torch.testing.assert_close(step.model.weight, plain.model.weight)
-
-
-def test_lanes_choose_the_kind_of_a_step():
-    asked = []
-
-    def chosen(kind):
-        asked.append(kind)
-        return type("Chosen", (kind,), {})
-
-    lanes, model = SimpleNamespace(train_step=chosen), nn.Linear(3, 1)
-    parts = torch.optim.SGD(model.parameters(), 0.1), None, TrainOptions(), Group(), 0
-    stock = Regression(nn.MSELoss(), {}, ["x"], "y")
-    for made in (stock, adapted(Steps())):
-        assert type(make_train_step(model, made, *parts, lanes=lanes)).__name__ == "Chosen"
-    assert asked == [TrainStep, OwnSteps]
-    assert type(make_train_step(model, stock, *parts)) is TrainStep
 
 
 def test_schedules_see_the_options_that_all_optimizers_have():
