@@ -57,12 +57,15 @@ def _from_text(text: str) -> int:
 
 def hash64(*parts: int | str) -> int:
     """Fold `parts` into a key in [0, 2^64); stable across processes, machines and versions."""
+    # It begins with their number, so that no key is the state on the way to a longer one.
     return hash64_on(len(parts), *parts)
 
 
 def hash64_on(state: int, *parts: int | str) -> int:
     """Fold more parts into a state: `hash64(a, b)` is `hash64_on(hash64_on(2, a), b)`."""
     for part in parts:
+        # _GOLDEN, since the mixing function leaves 0 as it is. Each part is mixed before it is
+        # added, or numbers of parts and parts would meet: 2 + 5 = 3 + 4.
         number = _from_text(part) if isinstance(part, str) else int(part)
         state = _mix(state + _GOLDEN + _mix(number + _GOLDEN))
     return state
@@ -94,6 +97,7 @@ def uniform(key: int, counters: npt.ArrayLike) -> FloatArray:
 
 def as_uniform(hashes: KeyArray) -> FloatArray:
     """Hashes as draws from [0, 1) with 53 bits each."""
+    # As many bits as a float64 holds: with more, the largest would be rounded up to 1.
     return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -108,7 +112,8 @@ class KeyedRandom:
     Each call takes the next numbers of every row. Row b depends on its own key and the number of
     the call, and not on the other rows, their order or a device; so a batch is augmented alike
     however it is shared out, padded or sorted. Bounds and probabilities are numbers, or tensors [B]
-    with one a row. Cost: 40 us a call of 64 rows and 15 ns a number; `beta` takes ten times that.
+    with one a row. Cost for 64 rows: 40 us a call and 10 ns a number; `normal` 80 us and 50 ns;
+    `beta` 0.7 ms and 2 us.
 
     Args:
         keys: uint64[B].
@@ -154,7 +159,7 @@ class KeyedRandom:
 
     def beta(self, a: float, b: float, size: Size = ()) -> Tensor:
         """float64 from [0, 1] of the beta distribution; `a` and `b` above 0."""
-        inner = KeyedRandom(self._next())
+        inner = KeyedRandom(self._next())  # how many calls it makes depends on the draws
         first, second = (_log_gamma(inner, shape, math.prod(size)) for shape in (a, b))
         # By logarithms, since with a small shape both may be too small for a float.
         with np.errstate(over="ignore"):
@@ -182,7 +187,7 @@ class KeyedRandom:
 
 def _normal(keyed: KeyedRandom, count: int) -> FloatArray:
     """Standard normal [B, count], by Box and Muller."""
-    radius = np.sqrt(-2 * np.log1p(-keyed._uniform(count)))
+    radius = np.sqrt(-2 * np.log1p(-keyed._uniform(count)))  # of 1 - u, which is never 0
     return np.asarray(radius * np.cos(2 * np.pi * keyed._uniform(count)))
 
 

@@ -31,28 +31,29 @@ class Permutation:
 
     def __init__(self, length: int, key: int) -> None:
         self.length, self.key = length, key
-        bits = max(2, (length - 1).bit_length())
+        bits = max(2, (length - 1).bit_length())  # a half needs one at least
         self._low_bits, self._high_bits = (bits + 1) // 2, bits // 2
         self._round_keys = [hash64(key, "feistel", number) for number in range(self.ROUNDS)]
         self._evaluated = 0
-        self._tables: list[IntArray] = []  # of the rounds, once they are worth it
+        self._tables: list[IntArray] = []  # of the rounds, once they pay
 
     def __call__(self, positions: npt.ArrayLike) -> IntArray:
         """Elements at `positions` (int64[n], each in [0, length)): int64[n]."""
         numbers = np.asarray(positions, dtype=np.int64)
         if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= self.length):
-            raise IndexError(f"a place is outside [0, {self.length})")
+            raise IndexError(f"a position is outside [0, {self.length})")
         if self.length < self.SORTED_BELOW:
             return _sorted_permutation(self.length, self.key)[numbers]
         self._evaluated += len(numbers)
-        worth = self._evaluated >= self.ROUNDS << self._low_bits and not self._tables
-        if worth and self._low_bits <= self.TABLED:
+        pays = self._evaluated >= self.ROUNDS << self._low_bits  # as many as the tables hold
+        if pays and not self._tables and self._low_bits <= self.TABLED:
             widths = (self._low_bits, self._high_bits)  # of the right half, in turn
             self._tables = [
                 self._mixed(number, np.arange(1 << widths[number % 2], dtype=np.int64))
                 for number in range(self.ROUNDS)
             ]
         values = self._network(numbers)
+        # The power of two is less than twice the length, so a walk takes two turns on average.
         while (outside := values >= self.length).any():
             values[outside] = self._network(values[outside])
         return values
@@ -60,7 +61,7 @@ class Permutation:
     def _network(self, values: IntArray) -> IntArray:
         left, right = values >> self._low_bits, values & ((1 << self._low_bits) - 1)
         for number in range(self.ROUNDS):
-            # Not named, so that numpy writes the result into it: half the time of large arrays.
+            # numpy writes `^` into an operand without a name: half the time for large arrays.
             left, right = (
                 right,
                 left
@@ -77,7 +78,7 @@ class Permutation:
         return mixed.view(np.int64)
 
 
-permutation = lru_cache(maxsize=8)(Permutation)  # one that is needed again, with its tables
+permutation = lru_cache(maxsize=8)(Permutation)  # for orders that are asked again, with tables
 
 
 @lru_cache(maxsize=64)

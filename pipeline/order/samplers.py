@@ -23,7 +23,8 @@ Tail = Literal["keep", "drop", "pad"]
 
 
 class _Sampler(ABC):
-    """
+    """What orders and batch strategies have in common.
+
     Attributes:
         column_arguments: arguments that name columns of the dataset's table.
         packs: whether rows stand in blocks, so that validation packs them, too.
@@ -85,24 +86,28 @@ class Sequential(Order):
 
 
 class Random(Order):
-    """Every row once, in another random order each epoch; O(1) memory, 0.1 to 1 us a row."""
+    """Every row once, in another random order each epoch.
+
+    Cost: O(1) memory; 0.1 us a row read in order, 0.1 ms for a jump to another position.
+    """
 
     even = True
-    AHEAD = 1024  # positions evaluated at once, or so many batches of a rank
-    BATCHES = 8
+    AHEAD = 1024  # the fewest positions that are evaluated at once
+    SLICES = 8  # slices that are evaluated at once, where these are large
 
     def __init__(self, length: int, seed: int) -> None:
         self.length, self.seed = length, seed
         self._block = (-1, 0, np.empty(0, dtype=np.int64))  # epoch, first position, rows
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
-        of, first, rows = self._block  # read once: other threads may ask for other positions
-        if of != epoch or start < first or stop > first + len(rows):
+        known, first, rows = self._block  # read once: other threads may ask for other positions
+        if known != epoch or start < first or stop > first + len(rows):
             # A thousand positions cost hardly more than one, and the next ones are asked for next.
-            ahead = max(self.AHEAD, self.BATCHES * (stop - start))
+            ahead = max(self.AHEAD, self.SLICES * (stop - start))
             order = permutation(self.length, hash64(self.seed, "order", epoch))
             first, rows = start, order(np.arange(start, min(start + ahead, self.length)))
             self._block = (epoch, first, rows)
+        # A view would keep the block alive, and whoever writes into it would change later slices.
         return rows[start - first : stop - first].copy()
 
 
@@ -139,6 +144,7 @@ class Subset(Order):
             )
         self.rows = rows.astype(np.int64)
         if fraction is not None:
+            # Positions of a permutation: a larger fraction adds rows and keeps those there were.
             self.rows = np.sort(Permutation(length, hash64(seed, "subset"))(self.rows))
         self._order: Order = Random(len(rows), seed) if shuffle else Sequential(len(rows))
         self.length, self.even = len(rows), shuffle
@@ -183,7 +189,7 @@ class Weighted(Order):
         self._last = int(positive[-1])
         self.length = num_samples or (length if replacement else len(positive))
         self.even = replacement
-        self._epoch = (-1, positive)  # an epoch without replacement, and its rows
+        self._drawn = (-1, positive)  # an epoch without replacement, and its rows
         if not replacement and self.length > len(positive):
             raise ConfigError(
                 Problem(
@@ -200,13 +206,13 @@ class Weighted(Order):
             rows = np.searchsorted(self._sums, points, side="right")
             # A point can be rounded up to the very end of the sums, where no row is.
             return np.minimum(rows, self._last).astype(np.int64)
-        of, rows = self._epoch  # read once: other threads may ask for other epochs
-        if of != epoch:
-            waits = -np.log1p(-uniform(key, np.arange(len(self._weights))))
-            never = np.full(len(waits), np.inf)  # as rows of no weight wait
-            waits = np.divide(waits, self._weights, out=never, where=self._weights > 0)
-            rows = np.argsort(waits, kind="stable")[: self.length].astype(np.int64)
-            self._epoch = (epoch, rows)
+        known, rows = self._drawn  # read once: other threads may ask for other epochs
+        if known != epoch:
+            times = -np.log1p(-uniform(key, np.arange(len(self._weights))))
+            never = np.full(len(times), np.inf)  # for rows of weight 0
+            times = np.divide(times, self._weights, out=never, where=self._weights > 0)
+            rows = np.argsort(times, kind="stable")[: self.length].astype(np.int64)
+            self._drawn = (epoch, rows)
         return rows[start:stop]
 
 
@@ -255,7 +261,7 @@ class Bucket(BatchStrategy):
         if long_tail:
             self.edges = cuts(lengths, usual, num_buckets)
         else:
-            count = num_buckets or min(_MOST, max(1, length // (8 * usual)))
+            count = num_buckets or min(_MOST_BUCKETS, max(1, length // (8 * usual)))
             self.edges = np.linspace(0, length, min(count, length) + 1).astype(np.int64)
         if tokens is not None and lengths[-1] > tokens:
             raise ConfigError(
@@ -280,9 +286,9 @@ class Bucket(BatchStrategy):
         first, last = self.edges[bucket : bucket + 2].tolist()
         size = int(self.batch_sizes[bucket])
         start = (number - int(self._first_batch[bucket])) * size
-        places = np.arange(start, min(start + size, last - first))
+        positions = np.arange(start, min(start + size, last - first))
         inside = Permutation(last - first, hash64(self.seed, "bucket", epoch, bucket))
-        return first + places, self._rows[first + inside(places)]
+        return first + positions, self._rows[first + inside(positions)]
 
 
 class Identity(BatchStrategy):
@@ -326,21 +332,22 @@ class Identity(BatchStrategy):
         self.group = samples
         self._rows = np.argsort(codes, kind="stable").astype(np.int64)
         self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        self._round = len(values) // identities  # batches in a round
+        self._round_batches = len(values) // identities
         self.length = batches or max(1, length // (identities * samples))
 
     def batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
-        turn, group = divmod(step, self._round)
-        order = permutation(len(self._starts) - 1, hash64(self.seed, "identities", epoch, turn))
+        round_, group = divmod(step, self._round_batches)
+        order = permutation(len(self._starts) - 1, hash64(self.seed, "identities", epoch, round_))
         chosen = order(np.arange(group * self.identities, (group + 1) * self.identities))
-        rows = np.concatenate([self._rows_of(epoch, turn, int(identity)) for identity in chosen])
+        rows = np.concatenate([self._rows_of(epoch, round_, int(identity)) for identity in chosen])
         return step * len(rows) + np.arange(len(rows), dtype=np.int64), rows
 
-    def _rows_of(self, epoch: int, turn: int, identity: int) -> IntArray:
+    def _rows_of(self, epoch: int, round_: int, identity: int) -> IntArray:
         first, last = int(self._starts[identity]), int(self._starts[identity + 1])
         order = Permutation(last - first, hash64(self.seed, "identity", epoch, identity))
-        places = (turn * self.samples + np.arange(self.samples)) % (last - first)
-        return self._rows[first + order(places)]
+        # An identity with fewer rows than `samples` begins again within a batch.
+        positions = (round_ * self.samples + np.arange(self.samples)) % (last - first)
+        return self._rows[first + order(positions)]
 
 
 class Curriculum(Order):
@@ -439,6 +446,7 @@ class Repeated(Order):
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
         batch, slot = np.divmod(np.arange(start, stop, dtype=np.int64), self._rows * self.times)
         first, distinct = batch * self._rows, self._distinct(epoch)
+        # The last batch has fewer rows of the other order, each as often as in any batch.
         others = first + slot % np.minimum(self._rows, distinct - first)
         if not len(others):
             return others
@@ -449,9 +457,9 @@ class Repeated(Order):
         return self.order.size(epoch) // (self.times if self.shorten else 1)
 
 
-WITHIN = 1.1
-_PLACES = 512  # at which a cut may be
-_MOST = 64  # buckets
+WITHIN = 1.1  # the padded size of buckets, in units of that of a plain sort
+_MOST_CUTS = 512  # places at which a cut may be
+_MOST_BUCKETS = 64
 
 
 def cuts(lengths: npt.NDArray[np.number], rows: int, count: int | None) -> IntArray:
@@ -468,26 +476,29 @@ def cuts(lengths: npt.NDArray[np.number], rows: int, count: int | None) -> IntAr
         count: of buckets; None takes as many as keep the padded size below `WITHIN` times that of
             a plain sort.
     """
-    step = rows * max(1, -(-len(lengths) // (rows * _PLACES)))
+    # Whole batches apart: a cut inside of a batch would make two smaller ones of it.
+    step = rows * max(1, -(-len(lengths) // (rows * _MOST_CUTS)))
     places = np.append(np.arange(0, len(lengths), step), len(lengths))
     longest = np.maximum(lengths[places[1:] - 1], 1).astype(np.float64)
-    # padded[i, j]: rows x longest of a bucket between two places; one of a single step is too few
+    # padded[i, j]: rows x longest of the bucket from place i to place j + 1. A bucket of a single
+    # step could not mix its rows.
     padded = (places[None, 1:] - places[:-1, None]) * longest[None, :]
     units = len(longest)
     few = np.arange(units)[None, :] - np.arange(units)[:, None] < min(1, units - 1)
     padded[few] = np.inf
     sort = float((np.diff(places) * longest).sum())
-    best, came = padded[0].copy(), [np.zeros(units, dtype=np.int64)]
-    most = min(count or _MOST, max(1, units // 2))
-    while len(came) < most and (count is not None or best[-1] > WITHIN * sort):
-        through = best[:-1, None] + padded[1:]  # a bucket more, after the one that ends before it
-        more = through.min(axis=0)
-        if more[-1] >= best[-1]:
+    # smallest[j]: the least padded size of the rows before place j + 1, in the buckets so far.
+    # starts[n][j]: the place at which the last of n + 1 buckets begins for that.
+    smallest, starts = padded[0].copy(), [np.zeros(units, dtype=np.int64)]
+    most = min(count or _MOST_BUCKETS, max(1, units // 2))
+    while len(starts) < most and (count is not None or smallest[-1] > WITHIN * sort):
+        extended = smallest[:-1, None] + padded[1:]  # by one bucket, which ends at place j + 1
+        if extended[:, -1].min() >= smallest[-1]:
             break
-        came.append(through.argmin(axis=0) + 1)
-        best = more
+        starts.append(extended.argmin(axis=0) + 1)
+        smallest = extended.min(axis=0)
     edges, last = [], units  # from the last bucket back to the first
-    for starts in reversed(came):
+    for begins in reversed(starts):
         edges.append(places[last])
-        last = starts[last - 1]
+        last = begins[last - 1]
     return np.array([0, *reversed(edges)], dtype=np.int64)

@@ -12,8 +12,8 @@ the first time late. Generators that parts keep in attributes, lists and dicts a
 and are always seeded. Generators in closures, slots, classes and modules are not found; the first
 sample of a process, made twice, shows them (`loading/fetch.py`).
 
-Cost: 15 us a batch and 1 ms an epoch; a sample 1 us for torch, 2 for numpy, 5 for `random`, and 5
-to 20 for each generator that a part keeps.
+Cost: 15 us a batch and 1 ms an epoch; a sample 1 us for torch, 2 for numpy, 5 for `random`, and for
+each generator that a part keeps 3 to 7, or 20 if it is one of numpy's `default_rng`.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ _KINDS = (
     random.Random,
     torch.Generator,
 )
-_MOST_ITEMS, _MOST_LOOKS = 256, 4096  # longer containers hold data
-# Things and packages whose attributes are data, or belong to the system.
+_MOST_ITEMS, _MOST_OBJECTS = 256, 4096  # longer containers hold data
+# Types and packages whose attributes are data, or belong to the system.
 _DATA = (type, ModuleType, torch.Tensor, io.IOBase)
 _LIBRARIES = {"logging", "multiprocessing", "pandas", "pyarrow", "threading", "weakref"}
 _STAND_IN = np.random.MT19937(_CANARY)
-_number = torch.empty((), dtype=torch.int64)  # drawn into, so that no default device is asked
+_number = torch.empty((), dtype=torch.int64)  # drawn into, as a default device may be another
 
+# Bound methods, since numpy and `random` have no public name for their global generators.
 _numpy: Any = np.random
 GLOBAL: dict[str, Any] = {
     "random": random.seed.__self__,  # type: ignore[attr-defined]
@@ -67,7 +68,7 @@ def _seeder(generator: Any) -> Callable[[int], Any]:
     if isinstance(generator, np.random.BitGenerator):
         return lambda key: setattr(generator, "state", type(generator)(key).state)
     if isinstance(generator, np.random.RandomState):
-        return lambda key: generator.seed(key & 0xFFFFFFFF)
+        return lambda key: generator.seed(key & 0xFFFFFFFF)  # it takes 32 bits
     # Not `torch.manual_seed`, which visits the accelerators and takes 100 times as long.
     seed = generator.manual_seed if isinstance(generator, torch.Generator) else generator.seed
     return lambda key: seed(key)
@@ -86,7 +87,7 @@ def seed_global(key: int, names: Iterable[str] = GLOBAL) -> None:
 def scope() -> Iterator[None]:
     """Put the three global generators back on exit, whatever was seeded or drawn; 0.1 ms."""
     python, of_torch = random.getstate(), torch.default_generator.get_state()
-    # Another one stands in for numpy's: putting its state back takes as long as all the rest.
+    # Another generator stands in for numpy's, whose state takes as long to put back as the rest.
     generator, of_numpy = _numpy.get_bit_generator(), np.random.get_state(legacy=False)
     _numpy.set_bit_generator(_STAND_IN)
     try:
@@ -95,7 +96,8 @@ def scope() -> Iterator[None]:
         random.setstate(python)
         torch.default_generator.set_state(of_torch)
         _numpy.set_bit_generator(generator)
-        # Within another scope; or where a normal draw is kept for the next call.
+        # Inside of another scope the stand-in itself was drawn from. A normal draw that numpy keeps
+        # for the next call belongs to no bit generator.
         if generator is _STAND_IN or of_numpy["has_gauss"]:
             np.random.set_state(of_numpy)
 
@@ -130,22 +132,22 @@ class Seeding:
     """The generators that the parts of a fetch draw from, as far as they are known.
 
     Args:
-        parts: by name, to look for generators in. The seeds of one depend on the name and on the
-            way to it from there.
+        parts: by name, to search for generators. The seeds of one depend on its path: the name and
+            the attributes that lead to it, as `dataset.rng`.
 
     Attributes:
         drawn: names of the global generators that are drawn from, in the order of finding.
-        held: generators that parts keep, by the way to them; looked for once an epoch.
-        files: ways to open files that parts keep.
+        generators: that parts keep, by path; searched for once an epoch.
+        open_files: that parts keep, as paths of attributes.
     """
 
     def __init__(self, parts: Mapping[str, object] | None = None) -> None:
         self._parts = dict(parts or {})
         self._epoch: int | None = None
-        self._looks = 0
+        self._searches = 0
         self.drawn: list[str] = []
-        self.held: dict[str, Any] = {}
-        self.files: list[str] = []
+        self.generators: dict[str, Any] = {}
+        self.open_files: list[str] = []
         self._seeders: list[tuple[int, Callable[[int], Any]]] = []
 
     def __reduce__(self) -> tuple[type[Seeding], tuple[dict[str, object]]]:
@@ -163,13 +165,14 @@ class Seeding:
         """The result of `make`, which calls `seed` for each sample; it may be called again."""
         if epoch != self._epoch:
             self._epoch = epoch
-            self._look()
+            self._search()
+        # It ends: each turn finds one of three global generators or, once, one that a part made.
         while True:
             idle = [name for name in GLOBAL if name not in self.drawn]
             seed_global(_CANARY, idle)
             try:
                 made = make()
-            except Exception:
+            except Exception:  # what was drawn without a seed may be its cause
                 if not self._missed(idle):
                     raise
             else:
@@ -190,8 +193,8 @@ class Seeding:
         """Raise SharedGeneratorError if threads would share what is seeded, or an open file."""
         drawn = [" and ".join(self.drawn)] if self.drawn else []
         shared = [f"the global state of {names}, which the data draws from" for names in drawn]
-        shared += [f"the generator in {path}" for path in self.held]
-        shared += [f"{path}, a file opened before, with its position" for path in self.files]
+        shared += [f"the generator in {path}" for path in self.generators]
+        shared += [f"{path}, a file opened before, with its position" for path in self.open_files]
         if shared:
             raise SharedGeneratorError(
                 f"loader.backend: threads would share {' and '.join(shared)}, so a batch would "
@@ -200,41 +203,43 @@ class Seeding:
             )
 
     def _seeded(self) -> dict[str, Any]:
-        return {name: GLOBAL[name] for name in self.drawn} | self.held
+        return {name: GLOBAL[name] for name in self.drawn} | self.generators
 
     def _missed(self, idle: list[str]) -> bool:
         """Whether a batch drew from what was not seeded for it."""
-        drawn, before = _drawn(idle), self.held
+        drawn, before = _drawn(idle), self.generators
         self.drawn += drawn
-        if self._looks == 1:  # parts may make generators with their first sample
-            self._look()
-        return bool(drawn) or [*map(id, before.values())] != [*map(id, self.held.values())]
+        if self._searches == 1:  # parts may make generators with their first sample
+            self._search()
+        return bool(drawn) or [*map(id, before.values())] != [*map(id, self.generators.values())]
 
-    def _look(self) -> None:
-        self._looks += 1
-        self.held, self.files = held_in(self._parts)
+    def _search(self) -> None:
+        self._searches += 1
+        self.generators, self.open_files = stateful_in(self._parts)
         self._seeders = [
-            (hash64("own", path), _seeder(generator)) for path, generator in self.held.items()
+            (hash64("own", path), _seeder(one)) for path, one in self.generators.items()
         ]
 
 
-def held_in(parts: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]:
-    """What `parts` keep: generators by the way to them, and the ways to open files.
+def stateful_in(parts: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]:
+    """What `parts` keep that has a state: generators by path, and the paths of open files.
 
     Global generators are left out, and files of Penstock's own, which are read at positions. An
-    object that can be reached in two ways has the shorter one.
+    object with two paths has the shorter one.
     """
     generators: dict[str, Any] = {}
     files: list[str] = []
     seen: dict[int, object] = {}  # keeps objects alive, whose ids would be used again
+    # First in, first out, so that the shorter path of an object is met first.
     waiting = deque((path, thing, "") for path, thing in parts.items())
-    while waiting and len(seen) < _MOST_LOOKS:
+    while waiting and len(seen) < _MOST_OBJECTS:
         path, thing, owner = waiting.popleft()
         if id(thing) in seen:
             continue
         if isinstance(thing, _KINDS):
             seen[id(thing)] = thing
-            if _is_own(thing):
+            if _can_be_seeded(thing):
+                # A numpy Generator has no `seed`; its bit generator has a state to set.
                 generators[path] = getattr(thing, "bit_generator", thing)
         elif (
             isinstance(thing, io.IOBase) and not owner.startswith("penstock.") and not thing.closed
@@ -246,14 +251,14 @@ def held_in(parts: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]:
     return generators, files
 
 
-def _is_own(generator: Any) -> bool:
-    """Whether it is not a global one, and can be seeded."""
+def _can_be_seeded(generator: Any) -> bool:
+    """Whether it is none of the global generators, and not the system's."""
     is_global = any(generator is one for one in GLOBAL.values())
     return not (is_global or isinstance(generator, random.SystemRandom))
 
 
 def _inside(thing: Any) -> list[tuple[str, Any]]:
-    """What a thing holds, each with the step to it."""
+    """The attributes or items of an object, each with the step to it: `.name` or `[key]`."""
     if isinstance(thing, (dict, list, tuple, deque)):
         items = thing.items() if isinstance(thing, dict) else enumerate(thing)
         return [(f"[{key!r}]", value) for key, value in items] if len(thing) <= _MOST_ITEMS else []

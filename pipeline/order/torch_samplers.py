@@ -26,6 +26,7 @@ def _listed(
     factory: SamplerFactory, seed: int, length: int, epoch: int
 ) -> tuple[IntArray, IntArray]:
     """The rows of an epoch, int64[n], and where each batch begins and ends, int64[batches + 1]."""
+    # Cached: a plan asks for a slice of the list at every step.
     key = hash64(seed, "sampler", epoch)
     generator = torch.Generator().manual_seed(key)
     with scope():
@@ -48,7 +49,8 @@ def _listed(
 
 
 class _Listed:
-    """
+    """A sampler that is listed anew for each epoch.
+
     Args:
         factory: makes the sampler anew; called once an epoch.
         seed: of the run.
@@ -56,34 +58,34 @@ class _Listed:
     """
 
     def __init__(self, factory: SamplerFactory, seed: int, length: int) -> None:
-        self._given = (factory, seed, length)
+        self._arguments = (factory, seed, length)
 
 
 class TorchOrder(_Listed, Order):
     """A `torch.utils.data.Sampler` of rows."""
 
     def size(self, epoch: int) -> int:
-        return len(_listed(*self._given, epoch)[0])
+        return len(_listed(*self._arguments, epoch)[0])
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
-        return _listed(*self._given, epoch)[0][start:stop]
+        return _listed(*self._arguments, epoch)[0][start:stop]
 
 
 class TorchBatches(_Listed, BatchStrategy):
     """A batch sampler: anything whose elements are lists of rows."""
 
     def size(self, epoch: int) -> int:
-        return len(_listed(*self._given, epoch)[1]) - 1
+        return len(_listed(*self._arguments, epoch)[1]) - 1
 
     def batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
-        rows, edges = _listed(*self._given, epoch)
+        rows, edges = _listed(*self._arguments, epoch)
         first, last = edges[step : step + 2].tolist()
         return np.arange(first, last, dtype=np.int64), rows[first:last]
 
 
 def adapt(factory: SamplerFactory, seed: int, length: int) -> Order | BatchStrategy:
     """The order of a torch sampler, or the batches of a batch sampler; see `_Listed`."""
-    with scope():
+    with scope():  # samplers draw as soon as they are iterated
         first = next(iter(factory()), 0)
     kind = TorchBatches if isinstance(first, (list, tuple)) else TorchOrder
     return kind(factory, seed, length)

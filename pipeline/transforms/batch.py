@@ -29,7 +29,7 @@ from penstock.loading.bad_samples import SampleError
 from penstock.loading.batch import Batch
 from penstock.loading.digests import hash_sample
 from penstock.order.keys import KeyedRandom
-from penstock.order.seeding import held_in, scope, watch
+from penstock.order.seeding import scope, stateful_in, watch
 from penstock.transforms.crops import Range
 
 BatchTransform = Callable[[Batch, KeyedRandom], Batch]
@@ -56,7 +56,7 @@ class BatchCompose:
         self.seed = seed
         self.together = math.lcm(*(getattr(step, "together", 1) for step in self.steps.values()))
         # Rows of a batch have a key each, so a generator of a step could not be seeded.
-        generators = held_in(self.steps)[0]
+        generators, _ = stateful_in(self.steps)
         if generators:
             raise ConfigError(
                 f"there is a generator in {' and in '.join(generators)}, a transform of whole "

@@ -25,7 +25,7 @@ from penstock.loading.stream import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan, StreamOrder, StreamPlan
 from penstock.order.samplers import Random
-from penstock.order.seeding import Seeding, SharedGeneratorError, held_in, scope
+from penstock.order.seeding import Seeding, SharedGeneratorError, scope, stateful_in
 from penstock.transforms.batch import BatchCompose
 from tests import toy
 
@@ -228,7 +228,7 @@ def test_the_global_generators_are_nobodys_own():
             self.a, self.b, self.c = np.random.mtrand._rand, random._inst, torch.default_generator
             self.d = np.random
 
-    assert held_in({"it": Uses()}) == held_in({"it": v2.RandomHorizontalFlip()}) == ({}, [])
+    assert stateful_in({"it": Uses()}) == stateful_in({"it": v2.RandomHorizontalFlip()}) == ({}, [])
 
 
 @pytest.mark.parametrize("kind", GENERATORS)

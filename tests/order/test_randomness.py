@@ -122,7 +122,7 @@ def test_small_permutations_are_all_equally_likely():
 
 def test_a_position_outside_is_refused():
     for place in (-1, 10):
-        with pytest.raises(IndexError, match=r"a place is outside \[0, 10\)"):
+        with pytest.raises(IndexError, match=r"a position is outside \[0, 10\)"):
             Permutation(10, 0)([9, place])
     assert len(set(Permutation(10, 0)([0, 9]).tolist())) == 2
     assert Permutation(10, 0)([]).tolist() == []
