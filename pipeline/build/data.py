@@ -22,7 +22,7 @@ from penstock.errors import ConfigError, Problem
 from penstock.files.limits import DEFAULT
 from penstock.loading.bad_samples import Budget
 from penstock.loading.collate import List, Single
-from penstock.loading.compose import Views
+from penstock.loading.compose import Compose, Views
 from penstock.loading.facts import SomeRows, classes_of, facts_of, table_for, tokenizer_of
 from penstock.loading.fetch import Fetch, refuse_postscript
 from penstock.loading.fields import Fields, OwnCollate
@@ -45,7 +45,7 @@ from penstock.runs.identity.fingerprints import fingerprint_of, recorded
 from penstock.runs.manifest import UNPROVEN
 from penstock.terminal import say
 from penstock.transforms.batch import BatchCompose
-from penstock.transforms.image import Compose, fill_masks
+from penstock.transforms.image import fill_masks
 
 
 class DataParts:

@@ -82,6 +82,7 @@ class BatchCompose:
         if batch.hashes is None or any(tensor.device.type != "cpu" for tensor in tensors):
             return batch
         changed = {name: value for name, value in batch.items() if before.get(name) is not value}
+        # The hash before is part of the new one: it covers the fields that no step has changed.
         hashes = [
             hash_sample([old.hex(), _row(batch, changed, row)])
             for row, old in enumerate(batch.hashes)
@@ -91,15 +92,15 @@ class BatchCompose:
     def _applied(self, name: str, step: BatchTransform, batch: Batch) -> Batch:
         epoch, number = batch.request.address
         random = KeyedRandom.of(self.seed, epoch, batch.positions, f"batch/{name}")
-        # Global generators: our steps leave them alone, and in a thread others may draw meanwhile.
-        own = not type(step).__module__.startswith("penstock.")
+        # Our own steps leave global generators alone; beside a thread, others may draw meanwhile.
+        is_foreign = not type(step).__module__.startswith("penstock.")
         drawn: list[str] = []
         try:
-            if own and threading.current_thread() is threading.main_thread():
+            if is_foreign and threading.current_thread() is threading.main_thread():
                 with scope():
-                    done, drawn = watch(lambda: step(batch, random))
+                    changed, drawn = watch(lambda: step(batch, random))
             else:
-                done = step(batch, random)
+                changed = step(batch, random)
         except PenstockError:
             raise
         except Exception as error:
@@ -107,17 +108,17 @@ class BatchCompose:
                 f"batch (epoch {epoch}, step {number}): the batch transform {name!r} failed with "
                 f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
             ) from error
-        if not isinstance(done, Batch):
+        if not isinstance(changed, Batch):
             raise ConfigError(
-                f"the batch transform {name!r} gives a {type(done).__name__}; it has "
-                "to give the Batch that it was handed"
+                f"the batch transform {name!r} returns a {type(changed).__name__}; it has to "
+                "return a Batch, such as the one that it is called with"
             )
         if drawn:
             raise SampleError(
                 f"the batch transform {name!r} draws from {' and '.join(drawn)}, which has no key "
                 "for a batch: draw from the KeyedRandom that it is called with"
             )
-        return done
+        return changed
 
 
 def _row(batch: Batch, fields: Mapping[str, Any], row: int) -> dict[str, Any]:
@@ -127,6 +128,7 @@ def _row(batch: Batch, fields: Mapping[str, Any], row: int) -> dict[str, Any]:
         lengths = batch.get(f"{name}_lengths")
         field = value[row]
         if lengths is not None and isinstance(field, Tensor):
+            # The padded dimension is not on record; it is the first as long as the longest sample.
             padded = field.shape.index(int(lengths.max()))
             field = field.narrow(padded, 0, int(lengths[row]))
         sample[name] = field

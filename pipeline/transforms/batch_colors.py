@@ -28,6 +28,7 @@ class BatchNormalize(image.Normalize):
     """
 
     def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:  # type: ignore[override]
+        # x / 255 less the mean, over the deviation, as one product and one difference.
         factors = [1 / (255 * std) for std in self.std]
         offsets = [mean / std for mean, std in zip(self.mean, self.std, strict=True)]
         for name, images in images_of(batch, self).items():
@@ -85,11 +86,12 @@ class ColorJitter:
             if bounds != ((0.0, 0.0) if number == _HUE else (1.0, 1.0))
             and (images.shape[1] == 3 or number <= _CONTRAST)
         ]
+        # Each row has an order of its own: all rows whose next change is the same go together.
         for turn in range(len(self.ranges)):
             for number in numbers:
                 rows = torch.nonzero(chosen & (order[:, turn] == number))[:, 0]
-                factor, there = by_row(factors[rows, number], pixels), rows.to(pixels.device)
-                pixels[there] = _changed(number, pixels[there], factor)
+                factor, on_device = by_row(factors[rows, number], pixels), rows.to(pixels.device)
+                pixels[on_device] = _changed(number, pixels[on_device], factor)
         return pixels.div_(unit) if images.is_floating_point() else pixels.round_().to(images.dtype)
 
 
@@ -112,7 +114,7 @@ def _with_hue(pixels: Tensor, turns: Tensor) -> Tensor:
     red, green, blue = pixels.split(1, dim=1)
     value, low = pixels.amax(1, keepdim=True), pixels.amin(1, keepdim=True)
     chroma = value - low
-    divisor = torch.where(chroma > 0, chroma, 1.0)
+    divisor = torch.where(chroma > 0, chroma, 1.0)  # grey has no hue, and keeps its value below
     of_others = torch.where(value == green, (blue - red) / divisor + 2, (red - green) / divisor + 4)
     hue = torch.where(value == red, (green - blue) / divisor, of_others) + turns * 6
     # Each channel's distance to the value is a trapezoid over the hue: 0 within 60 degrees of the

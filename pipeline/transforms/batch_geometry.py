@@ -107,6 +107,7 @@ def _moved(batch: Batch, name: str, move: Move) -> object:
 def _coordinates(value: Tensor, kind: str, move: Move, lengths: Tensor | None) -> Tensor:
     numbers = value if value.is_floating_point() else value.to(torch.float32)
     if kind == "keypoints" and move.keypoints is not None:
+        # [B, N, 2] is padded in N; with more dimensions it is objects that are padded.
         padded = lengths if value.ndim == 3 and len(value) else None
         moved = move.keypoints(numbers, value.shape[-2] if padded is None else int(padded.min()))
     elif kind == "keypoints":
@@ -119,6 +120,7 @@ def _coordinates(value: Tensor, kind: str, move: Move, lengths: Tensor | None) -
 def _boxes(boxes: Tensor, form: str, move: Move) -> Tensor:
     """The box around each moved box, cut at the border; float[B, N, 4]."""
     left, top, right, bottom = box_convert(boxes, form, "xyxy").unbind(-1)
+    # A turned box is no box: all four corners move, and the box around them is taken.
     places = ((left, top), (right, top), (right, bottom), (left, bottom))
     corners = torch.stack([move.points(torch.stack(corner, -1)) for corner in places])
     low, high = (
@@ -230,7 +232,7 @@ class Affine(Geometric):
         angle, shear = random.uniform(*self.degrees), random.uniform(*self.shear)
         scale = random.uniform(*self.scale)
         room = torch.tensor([self.translate[0] * width, self.translate[1] * height])
-        shift = (random.uniform(-1, 1, (2,)) * room).round()
+        shift = (random.uniform(-1, 1, (2,)) * room).round()  # whole pixels, as torchvision's
         still = ~random.bernoulli(self.p)
         # From a point about the centre to where it goes: shear, scale, turn, shift.
         turn = torch.deg2rad(angle.masked_fill(still, 0))
@@ -238,7 +240,7 @@ class Affine(Geometric):
         scale, (c, f) = scale.masked_fill(still, 1), shift.masked_fill(still[:, None], 0).unbind(1)
         a, d = turn.cos() * scale, turn.sin() * scale
         b, e = -a * lean - d, -d * lean + a
-        area = a * e - b * d
+        area = a * e - b * d  # the determinant; pixels are fetched by the inverse map
         back = [e, -b, b * f - e * c, -d, a, d * c - a * f]
         inverse = torch.stack([number / area for number in back], -1).reshape(-1, 2, 3)
 
@@ -300,6 +302,7 @@ def crop_nearest(masks: Tensor, crops: Crops, size: tuple[int, int]) -> Tensor:
     """Regions of masks [B, C, H, W], resized by nearest neighbours."""
     regions = torch.from_numpy(crops.regions).to(masks.device, torch.int64)
     left, top, right, bottom = regions[:, :, None].unbind(1)
+    # In whole numbers, so that a GPU picks the same pixels.
     down = top + torch.arange(size[0], device=masks.device) * (bottom - top) // size[0]
     across = left + torch.arange(size[1], device=masks.device) * (right - left) // size[1]
     rows = torch.arange(len(masks), device=masks.device)[:, None, None]
@@ -327,6 +330,7 @@ def affine(images: Tensor, inverse: Tensor, fill: float = 0.0, nearest: bool = F
     grid = torch.stack(
         [(x * a + y * b + c) * (2 / width), (x * d + y * e + f) * (2 / height)], dim=-1
     )
+    # grid_sample puts zeros outside: shifted by `fill`, they are that value.
     pixels = images.to(torch.float32) - fill
     mode = "nearest" if nearest else "bilinear"
     warped = F.grid_sample(pixels, grid, mode, padding_mode="zeros", align_corners=False) + fill

@@ -17,7 +17,6 @@ from torchvision.transforms.v2 import functional as F
 
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Fraction, Index
-from penstock.loading.compose import Compose as Compose
 
 Sample = dict[str, Any]
 
@@ -139,7 +138,7 @@ class LandmarkFlip:
             return sample
         changed = dict(sample)
         for name, value in sample.items():
-            if isinstance(value, tv_tensors.TVTensor):
+            if isinstance(value, tv_tensors.TVTensor):  # other fields have no sides
                 changed[name] = F.horizontal_flip(value)
             if isinstance(value, tv_tensors.KeyPoints):
                 order = mirror_order(self.pairs, value.shape[-2], value.shape[-2])

@@ -22,6 +22,7 @@ from torchvision import tv_tensors
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Count, Fraction
 from penstock.loading import worker_status
+from penstock.loading.compose import Compose
 from penstock.loading.encoded import EncodedImage, StoredPictures, notices
 from penstock.loading.output import allocate, allocate_row
 from penstock.order.keys import KeyArray, key_at_hand
@@ -37,7 +38,7 @@ from penstock.transforms.crops import (
     Size,
     side_lengths,
 )
-from penstock.transforms.image import Compose, Sample
+from penstock.transforms.image import Sample
 from penstock.transforms.jpeg_header import JpegHeader, jpeg_header
 from penstock.transforms.native_images import Normal, Pixels, with_pillow
 
@@ -121,7 +122,7 @@ class Decode:
                 f"{type(self).__name__} moves no {type(value).__name__} along with the picture; "
                 "use penstock.transforms.pixels or penstock.transforms.batch_geometry"
             )
-        row = allocate_row((3, *self.size), self._kind)
+        row = allocate_row((3, *self.size), self._kind)  # where its batch will be
         if isinstance(value, EncodedImage):
             self._decode([value], np.array([key]), row.array[None])
         else:
@@ -136,6 +137,7 @@ class Decode:
         channels_last: bool = False,
     ) -> None:
         """Write the crops of files into `target`, [B, 3, *size]."""
+        # Sizes come first: a crop depends on them, and C is told which part to decode.
         headers = [_header(file) for file in files]
         known = [header or _NONE for header in headers]
         widths, heights, _ = np.array(known, np.int64).T

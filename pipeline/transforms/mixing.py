@@ -1,9 +1,9 @@
 """Batch transforms that mix samples with a partner: MixUp and CutMix, with soft labels.
 
 Rows 2k and 2k + 1 of the global batch are partners, and always on one rank (`together`). A row
-without a partner, or with padding as its partner, stays as it is. Both of a pair are mixed from
-their values before. The field `label` stays the class of the row's own picture; `label_soft`,
-float32[B, classes], is the target of the loss, with rows that add up to 1.
+without a partner, or with padding as its partner, stays as it is. Both rows of a pair are mixed
+from the pictures before mixing. The field `label` stays the class of the row's own picture;
+`label_soft`, float32[B, classes], is the target of the loss, with rows that add up to 1.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ SOFT = "_soft"  # ends the name of the field of soft labels
 def partners(batch: Batch) -> Tensor:
     """The row that each row of a batch is mixed with, int64[B]; itself if it has none."""
     places = np.asarray(batch.places).tolist()
+    # By places in the global batch, so that every way to share it out gives the same pairs.
     row_of = {place: row for row, place in enumerate(places)}
     chosen = torch.tensor([row_of.get(place ^ 1, row) for row, place in enumerate(places)])
     if batch.valid is None:
@@ -70,6 +71,7 @@ class Mix(ABC):
         for field, pixels in images_of(batch, self).items():
             others = pixels[other.to(pixels.device)]
             batch[field], kept = self.mix(pixels, others, share, random.child("place"))
+        # Of a step before this one: mixup and cutmix may follow each other.
         soft = batch.get(self.target + SOFT)
         soft = F.one_hot(label, self.num_classes).float() if soft is None else soft
         kept = by_row(kept, soft)
@@ -115,5 +117,6 @@ class CutMix(Mix):
             for axis, place in enumerate(map(torch.arange, canvas.tolist()))
         )
         covered = (down[:, :, None] & across[:, None])[:, None].to(images.device)
+        # The rectangle may be cut off by the border, so what was kept is counted.
         kept = 1 - (high - low).prod(1).double() / canvas.prod()
         return torch.where(covered, others, images), kept

@@ -43,6 +43,7 @@ class Resize(v2.Transform):
         height, width = bottom - top, right - left
         is_bytes = getattr(inpt, "dtype", None) == torch.uint8 and not isinstance(inpt, _PLACES)
         if not is_bytes or (height, width) == self.size:
+            # torchvision does the rest: places, masks, pixels of floats, crops at their own size.
             return F.resized_crop(inpt, top, left, height, width, list(self.size))
         images = inpt.as_subclass(torch.Tensor).reshape(-1, *inpt.shape[-3:])
         regions = np.full((len(images), 4), params["region"], np.float64)
@@ -68,6 +69,7 @@ class RandomResizedCrop(Resize):
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         height, width = np.array(v2.query_size(flat_inputs))[:, None]
+        # One number of torch's generator, from which the crop takes as many as it needs.
         key = torch.randint(1 << 62, (1,)).numpy().astype(np.uint64)
         return {"region": self.crop(key, width, height).regions[0].astype(int).tolist()}
 

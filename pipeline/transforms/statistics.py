@@ -95,9 +95,11 @@ def _computed(dataset: Any, names: Fields) -> dict[str, list[float]]:
     rows, count, total, squares = range(len(dataset)), 0, torch.zeros(()), torch.zeros(())
     pieces = [rows[start : start + _TOGETHER] for start in rows[::_TOGETHER]]
     with ThreadPoolExecutor() as pool:
+        # A piece at a time, as `map` would begin all rows at once and keep their sums.
         for piece in watched(pieces, len(pieces), "computing image statistics"):
-            for pixels, one, square in pool.map(sums, piece):
-                count, total, squares = count + pixels, total + one, squares + square
+            for image_count, image_total, image_squares in pool.map(sums, piece):
+                count, total = count + image_count, total + image_total
+                squares = squares + image_squares
     mean = total / count
     deviation = (squares / count - mean**2).clamp(min=0).sqrt()
     return {"mean": (mean / 255).tolist(), "std": (deviation / 255).tolist()}

@@ -21,13 +21,13 @@ from penstock.errors import DataError
 from penstock.loading import worker_status
 from penstock.loading.bad_samples import BadSamples
 from penstock.loading.collate import Stack
+from penstock.loading.compose import Compose
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader, LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
 from penstock.transforms import native_images
 from penstock.transforms.batch_colors import BatchNormalize
-from penstock.transforms.image import Compose
 from penstock.transforms.image_decoding import (
     DecodeRandomResizedCrop,
     DecodeResize,

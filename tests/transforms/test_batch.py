@@ -655,5 +655,5 @@ def test_a_persons_own_step_is_named_when_it_fails():
 
     with pytest.raises(SampleError, match=r"'own' draws from torch, .*: draw from the KeyedRandom"):
         BatchCompose({"own": global_draw}, 0)(batch_of())
-    with pytest.raises(ConfigError, match="'own' gives a dict; it has to give the Batch"):
+    with pytest.raises(ConfigError, match="'own' returns a dict; it has to return a Batch"):
         BatchCompose({"own": lambda batch, random: dict(batch)}, 0)(batch_of())

@@ -5,7 +5,8 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.errors import ConfigError, DataError
-from penstock.transforms.image import Compose, FaceCrop, LandmarkFlip, Normalize
+from penstock.loading.compose import Compose
+from penstock.transforms.image import FaceCrop, LandmarkFlip, Normalize
 
 
 def face(height=40, width=60):

@@ -23,6 +23,7 @@ from penstock.datasets.reading.image import encoded_image, read_image
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits
 from penstock.loading.collate import Stack
+from penstock.loading.compose import Compose
 from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader, LoaderOptions
@@ -31,7 +32,7 @@ from penstock.transforms import image_decoding, native_images
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.batch_colors import BatchNormalize
 from penstock.transforms.crops import Crops, RandomAreaCrop
-from penstock.transforms.image import Compose, Normalize
+from penstock.transforms.image import Normalize
 from penstock.transforms.image_decoding import (
     Decode,
     DecodeRandomResizedCrop,

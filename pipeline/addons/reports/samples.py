@@ -26,7 +26,7 @@ from penstock.build.data import DataParts, Split
 from penstock.files.disk import prepare, write_atomically
 from penstock.loading.bad_samples import path_of
 from penstock.loading.batch import Batch
-from penstock.loading.compose import further_views
+from penstock.loading.compose import Compose, further_views
 from penstock.loading.facts import classes_of, columns_of, own_row, table_of, unfiltered
 from penstock.order.keys import IntArray
 from penstock.order.plan import End, StreamPlan, length_of
@@ -35,7 +35,7 @@ from penstock.runs.only_shown import only_shown
 from penstock.training.objective_base import Objective
 from penstock.training.rendered import Rendered, in_words
 from penstock.transforms.batch import BatchCompose
-from penstock.transforms.image import Compose, Normalize
+from penstock.transforms.image import Normalize
 
 _BATCHES, _ROWS = 2, 16
 _SPREAD = 12  # predictions, where no loss of each sample chooses them
