@@ -1,4 +1,4 @@
-"""A storm of kills: every batch comes, unchanged and soon, whoever dies and whenever.
+"""A storm of kills: every batch comes, unchanged, whoever dies and whenever.
 
     pytest -m stress -n 0 -s tests/stress/test_kills.py       prints what it has met
 
@@ -134,7 +134,7 @@ def test_kills_of_forked_workers(persistent, in_order, undisturbed):
     while storm.kills < KILLS:
         assert run(storm, options, moments(storm), epochs=2) == undisturbed[:2]
     storm.report(f"fork, persistent={persistent}, in_order={in_order}")
-    check(storm, 20)
+    check(storm)
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
@@ -146,7 +146,7 @@ def test_kills_of_workers_that_start_slowly(context, undisturbed):
     assert run(storm, options, {3: 1, 15: 2}, epochs=4) == undisturbed[:4]
     storm.report(context)
     assert storm.kills >= 10
-    check(storm, 60)  # a new interpreter imports torch, which takes long on a busy machine
+    check(storm)
 
 
 def test_stops(undisturbed):
@@ -156,7 +156,7 @@ def test_stops(undisturbed):
         hit = {storm.random.randrange(STEPS - 8): storm.random.choice([1, 2])}
         assert run(storm, options, hit, epochs=4) == undisturbed[:4]
     storm.report("SIGSTOP, limit 1 s")
-    check(storm, 1 + 20)
+    check(storm)
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
@@ -165,8 +165,7 @@ def test_no_worker_outlives_a_killed_main_process(context, where, tmp_path):
     deaths.check_orphans(context, where, tmp_path)
 
 
-def check(storm, most):
-    assert max(storm.seconds) < most
+def check(storm):
     assert all(deaths.is_gone(pid) for pid in storm.pids)
     assert not any(deaths.files_of(pid) for pid in storm.pids)
     assert not deaths.children()

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ import torch
 from tests import port
 
 pytestmark = pytest.mark.stress
-KILLS, SECONDS = int(os.environ.get("PENSTOCK_TEST_KILLS", "100")), 1500
+KILLS = int(os.environ.get("PENSTOCK_TEST_KILLS", "100"))
 RUN = (
     "dataset=sequences",
     "dataset.count=2000",
@@ -75,24 +76,27 @@ def alive(session):
     return [line for line in found.stdout.decode().splitlines() if " Z" not in line]
 
 
-def in_shared_memory():
-    return {
-        path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "sem."))
-    }
+def left_in_shared_memory():
+    """Files there that no process has mapped: other programs on this machine may use theirs."""
+    used = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # the process has ended, or is somebody else's
+            used += maps.read_text()
+    names = [path.name for path in Path("/dev/shm").iterdir()]
+    return {name for name in names if name.startswith(("torch_", "sem.")) and name not in used}
 
 
 def test_kills(tmp_path):
     torch.set_num_threads(1)
     draw, began = random.Random(0), time.monotonic()
     folder, log = tmp_path / "run", tmp_path / "log"
-    shared = in_shared_memory()
+    shared = left_in_shared_memory()
     whole = start(tmp_path / "whole", log)
     assert os.waitpid(whole, 0)[1] == 0, log.read_text()
 
     kills = writing = 0
     seen = False
     while True:
-        assert time.monotonic() - began < SECONDS, f"not done after {kills} kills"
         child = start(folder, log)
         targeted = kills % 5 == 4
         moment = draw.uniform(0.05, 1.8) if kills < KILLS else 10_000
@@ -100,7 +104,7 @@ def test_kills(tmp_path):
             break
         kills += 1
         writing += is_writing(folder)
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while alive(child) and time.monotonic() < until:
             time.sleep(0.02)
         assert alive(child) == [], "processes stay behind"
@@ -117,4 +121,4 @@ def test_kills(tmp_path):
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["status"] == "done"
     assert [path for path in folder.rglob("*") if path.name.startswith(".")] == []
-    assert in_shared_memory() <= shared, "shared memory stays behind"
+    assert left_in_shared_memory() <= shared, "shared memory stays behind"
