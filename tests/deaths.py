@@ -109,15 +109,27 @@ class Slow:
         return sample
 
 
+class Noted(Slow):
+    """Leaves the number of its process in a folder."""
+
+    def __init__(self, seconds, folder):
+        super().__init__(seconds)
+        self.folder = Path(folder)
+
+    def __call__(self, sample):
+        (self.folder / str(os.getpid())).touch()
+        return super().__call__(sample)
+
+
 PROGRAM = """
 import os, signal, sys, threading, time
 from tests import deaths, port, toy
 
 def go():
     options = port.Options("process", 2, multiprocessing_context=sys.argv[1])
-    loader = toy.loader(options, deaths.Slow(0.01), deaths.Files(4000))
+    loader = toy.loader(options, deaths.Noted(0.05, sys.argv[3]), deaths.Files(4000))
     for batch in loader.epoch(0):
-        if batch.request.step == 3:
+        if batch.request.step >= 3 and len(os.listdir(sys.argv[3])) == 2:  # both have started
             pids = port.worker_pids(loader)
             print(*pids, flush=True)
             {end}
@@ -137,14 +149,19 @@ def program(context, where, folder, end):
     """A program that has begun to load in its "main" thread or another, and then does `end`."""
     script = Path(folder) / "program.py"
     script.write_text(PROGRAM.format(end=end))
-    (Path(folder) / "temporary").mkdir()
+    at_work = Path(folder) / "at work"
+    for place in (at_work, Path(folder) / "temporary"):
+        place.mkdir()
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parent.parent),
         "TMPDIR": str(Path(folder) / "temporary"),
     }
     return warm.start(
-        [sys.executable, script, context, where], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, script, context, where, at_work],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -157,7 +174,7 @@ def check_orphans(context, where, folder):
         os.kill(pids[0], signal.SIGSTOP)
         main.kill()
         assert until(lambda: is_gone(pids[1]))
-        if where == "thread" or context == "forkserver":  # each can only look after itself
+        if context == "forkserver":  # the server is their parent, and lives on
             os.kill(pids[0], signal.SIGCONT)
         assert until(lambda: is_gone(pids[0]))
     assert not any(files_of(pid) for pid in pids)
