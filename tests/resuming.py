@@ -127,7 +127,6 @@ SAMPLERS = {
 STREAMS = {
     "plain": streams.Plain,
     "sharded": streams.Sharded,
-    "seeking": streams.Seeking,
     "drawing": streams.Drawing,
 }
 OPTIMIZERS = {

@@ -69,21 +69,9 @@ class Sharded(Decoding):
     def shard_lengths(self):
         return [len(shard) for shard in self.shards()] if self.known else None
 
-    def read_shard(self, shard, start=0):
-        self.opened.append((shard.start, start))
-        return iter(shard[start:])
-
-
-class Seeking(Decoding):
-    """Can begin anywhere."""
-
-    def __init__(self, length):
-        super().__init__(length)
-        self.sought = []
-
-    def seek(self, record):
-        self.sought.append(record)
-        return iter(range(record, self.length))
+    def read_shard(self, shard):
+        self.opened.append(shard.start)
+        return iter(shard)
 
 
 class Drawing(Plain):

@@ -17,7 +17,6 @@ TURNED = (
     "image {!r} is turned as its EXIF says: places (boxes, masks, points) that were measured on "
     'the stored picture are not where they were; for these set dataset.reader="pillow as stored"'
 )
-said: set[str] = set()  # kinds that a loader of this process has logged, so that a run says it once
 
 
 @dataclass(frozen=True)

@@ -10,30 +10,26 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.distributed.world import World, has_accelerator
-from penstock.errors import ConfigError, DataError, PenstockError, Problem
+from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.bad_samples import Budget
 from penstock.loading.batch import Batch
-from penstock.loading.encoded import said
 from penstock.loading.facts import unfiltered
 from penstock.loading.fetch import Fetch
 from penstock.loading.fingerprint import differing
+from penstock.loading.transfer import Transfer
 from penstock.loading.workers.executors import Workers
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import End, Plan, StreamPlan, length_of
 
-if TYPE_CHECKING:
-    from penstock.addons.stores.read_ahead import ReadAhead
-    from penstock.loading.transfer import Transfer
-
 STATE_VERSION = 1
-_MOST_PROBLEMS = 50  # that a message names
 log = logging.getLogger(__name__)
 
 
@@ -54,7 +50,7 @@ class LoaderStats:
     total_seconds: float = 0.0
     samples: int = 0
     batches: int = 0
-    stages: dict[str, float] = field(default_factory=dict)
+    stages: Counter[Any] = field(default_factory=Counter)
     deaths: int = 0
 
     @property
@@ -90,46 +86,39 @@ class Loader:
         budget: Budget | None = None,
         batch_transform: Callable[[Batch], Batch] | None = None,
     ) -> None:
-        self.plan = plan
-        self.fetch = fetch
-        self.options = options or LoaderOptions()
-        self.world = world or World()
-        self._fingerprint = fingerprint
-        self.budget = budget
+        self.plan, self.fetch, self.budget = plan, fetch, budget
+        self.options, self.world = options or LoaderOptions(), world or World()
+        self.batch_transform, self._fingerprint = batch_transform, fingerprint
         self.stats = LoaderStats()
         if isinstance(plan, StreamPlan) and not self.options.in_order:
             raise ConfigError(
                 Problem("loader.in_order", "must be true for a stream, whose end is found in order")
             )
-        together = plan.together if isinstance(plan, Plan) else 1
+        together = getattr(plan, "together", 1)
         groups = together * self.world.size
         if together > 1 and plan.batch_size % groups:
-            low = plan.batch_size // groups * groups
-            ways = " or ".join(str(size) for size in (low, low + groups) if size)
-            reason = f"{plan.batch_size} cannot be cut into pairs for {self.world.size} process(es)"
             raise ConfigError(
-                Problem("batch.size", f"{reason}, and a step mixes them; take {ways}")
+                Problem(
+                    "batch.size",
+                    f"{plan.batch_size} cannot be cut into pairs for {self.world.size} "
+                    f"process(es), and a step mixes them; take a multiple of {groups}",
+                )
             )
-        self.batch_transform = batch_transform
-        self._rows = self._row_count()
-        self._pin = self.options.pin_memory and has_accelerator()
-        moves = self._pin and self.world.device.startswith("cuda")
-        self._transfer: Transfer | None = None
-        if moves:
-            from penstock.loading.transfer import Transfer
-
-            self._transfer = Transfer(self.world.device)
-        self._moved_ahead = moves or self.world.device == "cpu"
-        self.workers = Workers(fetch, self.options, self._pin)
-        self._ahead: ReadAhead | None = None
+        self._rows = length_of(fetch.dataset)
+        pins = self.options.pin_memory and has_accelerator()
+        on_cuda = self.world.device.startswith("cuda")
+        self._transfer = Transfer(self.world.device) if pins and on_cuda else None
+        self.workers = Workers(fetch, self.options, pins)
+        self._ahead: Any = None  # `ReadAhead`, which is part of an add-on
         if getattr(fetch.dataset, "remote_files", None) is not None:
             from penstock.addons.stores.read_ahead import read_ahead
 
-            rank, size = self.world.rank, self.world.size
-            self._ahead = read_ahead(plan, fetch.dataset, rank, size, self.options)
-        self._next = (0, 0)
-        self._broken_off, self._known_deaths = False, 0
-        self._warned: set[str] = set()
+            self._ahead = read_ahead(
+                plan, fetch.dataset, self.world.rank, self.world.size, self.options
+            )
+        # The address that a state has, and that of the next `for`.
+        self._next = self._following = (0, 0)
+        self._warned, self._deaths_before = set[str](), 0
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
@@ -147,10 +136,7 @@ class Loader:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        epoch, step = self._next
-        if self._broken_off:  # as with torch's loader, leaving an epoch early ends it
-            epoch, step = epoch + 1, 0
-        return self.epoch(epoch, step)
+        return self.epoch(*self._following)
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch]:
         """Batches of `epoch` from step `start` on, on the world's device.
@@ -161,104 +147,72 @@ class Loader:
             DataError: the dataset's length has changed, or more was left out than the budget
                 allows; after the batch that went over.
         """
-        self.stats = LoaderStats()
-        self._next, self._broken_off = (epoch, start), True
+        self.stats = stats = LoaderStats()
+        self._next = epoch, start
+        self._following = epoch + 1, 0  # as with torch's loader, leaving an epoch early ends it
         if self.budget is not None:
             self.budget.begin(epoch)
-        self._check_rows()
-        last = self.plan.limit(epoch)
-        asked = began = time.perf_counter()
-        results = self._results(epoch, start)
-        with self._ahead or nullcontext(), closing(results):
-            for result in results:
-                self.stats.deaths = self.deaths - self._known_deaths
-                if isinstance(result, End):
-                    break
-                for kind, warning in result.warnings.items():
-                    if kind not in self._warned and kind not in said:  # by another worker or loader
-                        (said if kind.startswith("lost") else self._warned).add(kind)
-                        log.warning("%s", warning)
-                self.fetch.compared = True  # workers that begin later need not
-                batch = result if self._moved_ahead else self._move(result)
-                if self.batch_transform is not None:
-                    batch = self.batch_transform(batch)
-                self.stats.samples += len(batch.indices)
-                for stage, seconds in batch.timing.items():
-                    self.stats.stages[stage] = self.stats.stages.get(stage, 0.0) + seconds
-                self._next = (epoch, batch.request.step + 1)
-                if self._next[1] == last:  # whoever counts batches does not ask for the end
-                    self._check_rows()
-                now, stats = time.perf_counter(), self.stats
-                stats.wait_seconds += now - asked
-                stats.total_seconds = now - began
-                stats.batches += 1
-                yield batch
-                asked = time.perf_counter()
-                _ = self.fingerprint  # while the next ones are made
-                if self.budget is not None:  # only now, so that what was left out is on record
-                    self.budget.add(batch.request.valid, batch.left_out)
-        self._check_rows()
-        if not self.stats.batches and not start and not self.plan.skipped:
-            raise self._empty(epoch)
-        self._next, self._broken_off = (epoch + 1, 0), False
-        self.stats.total_seconds = time.perf_counter() - began
-        self.stats.deaths = self.deaths - self._known_deaths
-        self._known_deaths = self.deaths
-
-    def _results(self, epoch: int, step: int) -> Generator[Batch | End]:
-        """Results from `step` on, in the order of the steps."""
-        limit, world = self.plan.limit(epoch), self.world
-        steps, delivered = (self.plan.skipped.steps(epoch, step, limit) for _ in range(2))
-        requests: Iterator[Any]
-        requests = (self.plan.request(epoch, step, world.rank, world.size) for step in steps)
+        name, world = type(unfiltered(self.fetch.dataset)).__name__, self.world
+        requests: Iterator[Any] = (
+            self.plan.request(epoch, step, world.rank, world.size)
+            for step in self.plan.skipped.steps(epoch, start, self.plan.limit(epoch))
+        )
         if self._ahead is not None:
-            requests = self._ahead.requests(epoch, step, requests)
+            requests = self._ahead.requests(epoch, start, requests)
+        asked = began = time.perf_counter()
         try:
-            with self.workers.run(requests) as results:
+            with self._ahead or nullcontext(), self.workers.run(requests) as results:
                 for result in self._transfer(results) if self._transfer else results:
-                    yield result
+                    stats.deaths = self.deaths - self._deaths_before
+                    if isinstance(result, End):
+                        length = getattr(self.plan, "length", None)
+                        if length is not None and self.plan.steps(epoch) != result.request.step:
+                            log.warning("%s has not as many records as it says: %d", name, length)
+                        break
+                    batch = self._received(result)
+                    self._next = epoch, batch.request.step + 1
+                    stats.samples += len(batch.indices)
+                    stats.stages.update(batch.timing)
+                    now = time.perf_counter()
+                    stats.wait_seconds += now - asked
+                    stats.total_seconds = now - began
+                    stats.batches += 1
+                    yield batch
+                    asked = time.perf_counter()
+                    _ = self.fingerprint  # while the next ones are made
+                    if self.budget is not None:  # only now, so that what was left out is on record
+                        self.budget.add(batch.request.valid, batch.left_out)
                     if self._ahead is not None:
-                        self._ahead.delivered(next(delivered))
-        except PenstockError:
-            self.stats.deaths = self.deaths - self._known_deaths
-            self._check_rows()  # rows that are gone would fail
-            raise
+                        self._ahead.delivered(batch.request.step)
+        finally:  # idle workers that die before the next epoch belong to that one
+            stats.deaths, self._deaths_before = self.deaths - self._deaths_before, self.deaths
+        stats.total_seconds = time.perf_counter() - began
+        if not stats.batches and not start and not self.plan.skipped:
+            drops, size = self.plan.tail == "drop", self.plan.batch_size
+            full = f"full batch of {size}; set batch.tail=keep or a smaller batch.size"
+            reason = f"epoch {epoch} of {name} has no {full if drops else 'sample'}"
+            raise ConfigError(Problem("batch.tail" if drops else "dataset", reason))
+        self._next = epoch + 1, 0
 
-    def _check_rows(self) -> None:
-        """Raise DataError if the dataset has another length than its addresses were made for."""
-        before, now = self._rows, self._row_count()
-        if now != before:
+    def _received(self, batch: Batch) -> Batch:
+        """A batch of an executor on the world's device, transformed there."""
+        rows = length_of(self.fetch.dataset)
+        if isinstance(self.plan, Plan) and rows != self._rows:
             raise DataError(
-                f"{type(self.fetch.dataset).__name__} had {before} rows when its order was made, "
-                f"and has {now} now, so rows would be at other addresses; its length must not "
-                "change during a run"
+                f"{type(self.fetch.dataset).__name__} had {self._rows} rows when its order was "
+                f"made, and has {rows} now, so rows would be at other addresses; its length must "
+                "not change during a run"
             )
-
-    def _row_count(self) -> int | None:
-        return None if isinstance(self.plan, StreamPlan) else length_of(self.fetch.dataset)
-
-    def _empty(self, epoch: int) -> ConfigError:
-        """The error of an epoch that turns out to have no batch."""
-        plan, name = self.plan, type(unfiltered(self.fetch.dataset)).__name__
-        if plan.tail == "drop":
-            return ConfigError(
-                Problem(
-                    "batch.tail",
-                    f"drop leaves out what is less than a batch of "
-                    f"{plan.batch_size}, and epoch {epoch} of {name} has no full one; set "
-                    "batch.tail=keep or a smaller batch.size",
-                )
-            )
-        stream = isinstance(plan, StreamPlan)
-        what = f"{name} gives no record" if stream else f"the sampler gives no row of {name}"
-        return ConfigError(Problem("dataset" if stream else "sampler", f"{what} in epoch {epoch}"))
-
-    def _move(self, batch: Batch) -> Batch:
-        """The batch on the world's device, where no transfer has brought it there."""
-        began = time.perf_counter()
-        batch = batch.to(self.world.device)
-        took = time.perf_counter() - began
-        return batch.replace(timing={**batch.timing, "transfer": took})
+        for kind, warning in batch.warnings.items():
+            if kind not in self._warned:  # by another worker
+                self._warned.add(kind)
+                log.warning("%s", warning)
+        self.fetch.compared = True  # workers that begin later need not
+        if self._transfer is None and self.world.device != "cpu":
+            began, batch = time.perf_counter(), batch.to(self.world.device)
+            took = time.perf_counter() - began
+            batch = batch.replace(timing={**batch.timing, "transfer": took})
+        return batch if self.batch_transform is None else self.batch_transform(batch)
 
     def state_dict(self) -> dict[str, object]:
         """The address of the next batch to deliver, and the fingerprint."""
@@ -290,10 +244,9 @@ class Loader:
                     f"is {own.get(key)!r} here and was {saved.get(key)!r:.60} when the state was "
                     "saved, so its address means another batch",
                 )
-                for key in keys[:_MOST_PROBLEMS]
+                for key in keys
             )
-        self._next = address
-        self._broken_off = False
+        self._next = self._following = address
 
     def close(self) -> None:
         """Stop the workers."""

@@ -6,10 +6,9 @@ can skip.
 
 from __future__ import annotations
 
-import logging
-import os
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass
@@ -24,60 +23,55 @@ from penstock.loading.bad_samples import ATTEMPTS, Substitutes
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import Fetch
 from penstock.loading.stage_timer import StageTimer
-from penstock.order.keys import IntArray, hash64
+from penstock.order.keys import hash64
 from penstock.order.permutation import Permutation
-from penstock.order.plan import End, Request, StreamOrder, StreamRequest, deal, forwards, length_of
+from penstock.order.plan import End, Request, StreamOrder, StreamRequest, deal, forwards
 from penstock.order.samplers import Tail
 from penstock.order.seeding import Seeding
 from penstock.torch_internals import worker_info
 
 Records = list[tuple[int, Any]]  # by number
-log = logging.getLogger(__name__)
 
 
 class StreamReader:
     """Reads the raw records of a dataset for one executor.
 
-    Going forwards costs the records in between, going back starts again; shards of known length and
-    `seek` make both cheap.
-
-    Args:
-        seeding: of what the dataset draws from while it is read; None: it draws nothing.
+    Going forwards costs the records in between, going back starts again; shards of known length
+    make both cheap.
     """
 
-    def __init__(self, dataset: Any, order: StreamOrder, seeding: Seeding | None = None) -> None:
-        self._dataset, self._order, self._seeding = dataset, order, seeding
-        self._states: dict[str, Any] = {}  # of the generators, as reading has left them
-        self._epoch, self._next = -1, 0  # that is read, and the number of the next raw record
-        self._records: Iterator[Any] = iter(())
+    def __init__(self, dataset: Any, order: StreamOrder) -> None:
+        self._dataset, self._order = dataset, order
+        self._epoch = -1  # that is read
+        self._ends = np.empty(0, np.int64)  # of the shards, in their order, where that is known
 
-    def read(self, epoch: int, start: int, stop: int) -> Records:
-        """(number, raw record) at positions start .. stop-1; fewer only where the epoch ends."""
-        read = partial(self._read, epoch, start, stop)
+    def read(self, epoch: int, start: int, stop: int, seeding: Seeding | None = None) -> Records:
+        """(number, raw record) at positions start .. stop-1; fewer only where the epoch ends.
+
+        Args:
+            seeding: of what the dataset draws from while it is read; None: it draws nothing.
+        """
+        self._seeding, read = seeding, partial(self._read, epoch, start, stop)
         with worker_info(None):
-            records = read() if self._seeding is None else self._seeding.run(read, epoch)
-        self._epoch = epoch
-        return records
+            return read() if seeding is None else seeding.run(read, epoch)
 
     def _read(self, epoch: int, start: int, stop: int) -> Records:
-        # What is read again, with other generators seeded, is read from the epoch's beginning.
+        # After an error, and with other generators seeded, the epoch is read from its beginning.
         known, self._epoch = self._epoch, -1
         if epoch != known:
-            self._end: int | None = None  # records in the epoch, once that is known
-            self._ends: IntArray | None = None  # of the shards, in their order, if known
+            self._next = sys.maxsize  # the number of the next raw record; nothing is open yet
             self._block: tuple[int, Records] = (-1, [])
             if hasattr(self._dataset, "set_epoch"):
                 self._dataset.set_epoch(epoch)
-            self._open(epoch, 0)
         elif self._seeding is not None:
             self._seeding.restore(self._states)
-        records = self._positions(epoch, start, stop)
+        records = (self._shuffled if self._order.buffer else self._raw)(epoch, start, stop)
+        # Samples draw from the same generators before reading goes on.
         self._states = {} if self._seeding is None else self._seeding.states()
+        self._epoch = epoch
         return records
 
-    def _positions(self, epoch: int, start: int, stop: int) -> Records:
-        if not self._order.buffer:
-            return self._raw(epoch, start, stop)
+    def _shuffled(self, epoch: int, start: int, stop: int) -> Records:
         taken: Records = []
         while start < stop:
             first, last = self._order.block(epoch, start)
@@ -86,64 +80,41 @@ class StreamReader:
                 raw = self._raw(epoch, first, last)
                 order = self._order.within(epoch, first, len(raw))
                 self._block = (first, [raw[slot] for slot in order.tolist()])
-            records = self._block[1]
-            taken += records[start - first : stop - first]
-            start = last if len(records) == last - first else stop
+            taken += self._block[1][start - first : stop - first]
+            start = last
         return taken
 
     def _raw(self, epoch: int, start: int, stop: int) -> Records:
         """Raw records by number."""
-        if self._end is not None and start >= self._end:
-            return []
-        if start < self._next or (start > self._next and self._can_jump(start)):
+        shard, wanted = np.searchsorted(self._ends, [self._next, start], side="right")
+        if start < self._next or shard < wanted:
             self._open(epoch, start)
         self._next += sum(1 for _ in islice(self._records, start - self._next))
-        records = list(islice(self._records, stop - start)) if self._next == start else []
+        records = list(islice(self._records, stop - start))
         self._next += len(records)
-        if self._next < stop:
-            self._end, claimed = self._next, length_of(self._dataset)
-            if claimed not in (None, self._end):
-                name = type(self._dataset).__name__
-                log.warning("%s says it has %d records, but gave %d", name, claimed, self._end)
         return list(enumerate(records, start))
 
-    def _can_jump(self, record: int) -> bool:
-        """Whether `record` can be had without reading those before it."""
-        if self._ends is None:
-            return hasattr(self._dataset, "seek")
-        now, then = np.searchsorted(self._ends, [self._next, record], side="right")
-        return bool(then > now)
-
     def _open(self, epoch: int, record: int) -> None:
-        """Be before raw record `record`, or as near before it as is free."""
+        """Be before the first raw record, or that of the shard of `record` if that is known."""
         dataset, self._next = self._dataset, 0
-        self._seed(epoch, -1)
         if hasattr(dataset, "shards"):
-            self._records = self._shards(epoch, record)
-        elif hasattr(dataset, "seek"):
-            self._next, self._records = record, forwards(iter(dataset.seek(record)))
+            shards = dataset.shards()
+            order = self._order.shards(epoch, len(shards))
+            lengths = getattr(dataset, "shard_lengths", lambda: None)()
+            if lengths is not None:
+                self._ends = np.cumsum(np.asarray(lengths, dtype=np.int64)[order])
+                first = int(np.searchsorted(self._ends, record, side="right"))
+                order, self._next = order[first:], int(self._ends[first - 1]) if first else 0
+            self._records = self._through(epoch, shards, order.tolist())
         else:
+            self._seed(epoch, -1)
             records = iter(dataset)  # perhaps its own iterator, which other threads may share
             self._records = forwards(iter(copy(dataset)) if records is dataset else records)
 
-    def _shards(self, epoch: int, record: int) -> Iterator[Any]:
-        """The records of all shards from the one on that has `record`."""
-        shards, start = self._dataset.shards(), 0
-        order = self._order.shards(epoch, len(shards))
-        lengths = getattr(self._dataset, "shard_lengths", lambda: None)()
-        if lengths is not None:
-            self._ends = np.cumsum(np.asarray(lengths, dtype=np.int64)[order])
-            first = int(np.searchsorted(self._ends, record, side="right"))
-            begin = int(self._ends[first - 1]) if first else 0
-            order, self._next = order[first:], record if first < len(order) else begin
-            start = self._next - begin
-        return self._through(epoch, shards, order.tolist(), start)
-
-    def _through(self, epoch: int, shards: Any, numbers: list[int], start: int) -> Iterator[Any]:
+    def _through(self, epoch: int, shards: Any, numbers: list[int]) -> Iterator[Any]:
         for number in numbers:
             self._seed(epoch, number)
-            yield from self._dataset.read_shard(shards[number], start)
-            start = 0
+            yield from self._dataset.read_shard(shards[number])
 
     def _seed(self, epoch: int, shard: int) -> None:
         """Let draws while a shard is read depend on the shard and the epoch alone."""
@@ -172,7 +143,7 @@ class StreamFetch(Fetch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._readers: dict[tuple[int, int], StreamReader] = {}  # by process and thread
+        self._readers: dict[int, StreamReader] = {}  # by thread
         self._reading = Seeding({"dataset": self.dataset})
         self._seedings.append(self._reading)
 
@@ -187,30 +158,27 @@ class StreamFetch(Fetch):
     def __call__(self, request: StreamRequest) -> Batch | End:
         """The batch of `request`, or End."""
         timer = StageTimer()  # raw records are read before there are samples
-        start, count = request.step * self.batch_size, self.batch_size
-        records = self._records(request, start, start + count)
-        if not records or (self.tail == "drop" and len(records) < count):
+        start, full = request.step * self.batch_size, self.batch_size
+        records = self.records(request, start, start + full)
+        count = len(records)
+        if not records or (self.tail == "drop" and count < full):
             return End(request)
-        numbers = np.array([number for number, _ in records], dtype=np.int64)
-        positions = start + np.arange(len(numbers), dtype=np.int64)
-        batch = Request(*request.address, positions, numbers, len(numbers))
-        size = count if self.tail == "pad" else len(numbers)
+        positions = np.arange(start, start + count, dtype=np.int64)
+        batch = Request(*request.address, positions, np.array([*records], np.int64), count)
+        size = full if self.tail == "pad" else count
         share = deal(batch, size, request.rank, request.world, self.together)
-        first = partial(self._records, request, 0, ATTEMPTS)
-        copies = not self.compared
-        return self.made(share, _Decoded(self.dataset, records, first, self.seed, copies), timer)
+        return self.made(share, _Decoded(self, request, records), timer)
 
     def substitutes(self, rows: Any) -> Substitutes:
         return rows  # `_Decoded` knows all records of the batch
 
-    def _records(self, request: StreamRequest, start: int, stop: int) -> Records:
-        """(number, raw record) at positions of the request's epoch."""
-        own = os.getpid(), threading.get_ident()
-        still = self.draws_nothing or not getattr(self.dataset, "draws", True)
-        new = partial(StreamReader, self.dataset, self.order, None if still else self._reading)
-        reader = self._readers.pop(own, None) or new()  # a broken iterator cannot be read on
+    def records(self, request: StreamRequest, start: int, stop: int) -> dict[int, Any]:
+        """Raw records by number, at positions of the request's epoch."""
+        draws = not self.draws_nothing and getattr(self.dataset, "draws", True)
+        seeding, own = self._reading if draws else None, threading.get_ident()
+        reader = self._readers.setdefault(own, StreamReader(self.dataset, self.order))
         try:
-            records = reader.read(request.epoch, start, stop)
+            return dict(reader.read(request.epoch, start, stop, seeding))
         except PenstockError:
             raise
         except Exception as error:
@@ -218,42 +186,37 @@ class StreamFetch(Fetch):
                 f"{type(self.dataset).__name__} cannot be read for epoch {request.epoch}, step "
                 f"{request.step}: {type(error).__name__}: {error}"
             ) from error
-        self._readers[own] = reader
-        return records
 
 
 class _Decoded:
-    """The records of one batch as rows of a map-style dataset, decoded on access.
+    """The records of one global batch as rows of a map-style dataset, decoded on access.
 
     Args:
-        stream: the dataset, whose `decode` makes a row of a record.
-        records: (number, raw record) of the whole global batch.
-        first: gives the epoch's first records, which may mean to read all again.
-        seed: of the run.
-        copies: a record may be decoded again, and transforms may write into it: decode copies.
+        fetch: its dataset's `decode` makes a row of a record.
+        request: that the records were read for.
+        records: raw records of the whole global batch, by number.
     """
 
-    def __init__(
-        self, stream: Any, records: Records, first: Callable[[], Records], seed: int, copies: bool
-    ) -> None:
-        self._decode = getattr(stream, "decode", lambda record: record)
-        self._records, self._numbers = dict(records), [number for number, _ in records]
-        self._first, self._seed, self._copies = first, seed, copies
+    def __init__(self, fetch: StreamFetch, request: StreamRequest, records: dict[int, Any]) -> None:
+        self._fetch, self._request, self._records = fetch, request, records
+        self._numbers = [*records]
 
     def __getitem__(self, number: int) -> Any:
         record = self._records[number]
-        if self._copies:
+        if not self._fetch.compared:  # it is decoded twice, and transforms may write into it
             with suppress(Exception):  # what cannot be copied is decoded as it is
                 record = deepcopy(record)
-        return self._decode(record)
+        decode = getattr(self._fetch.dataset, "decode", None)
+        return record if decode is None else decode(record)
 
     def rows(self, request: Request, slot: int) -> Iterator[int]:
         """Numbers of records for the place of a bad one, as `bad_samples.Substitutes`."""
-        key = hash64(self._seed, "substitute", request.epoch, int(request.positions[slot]))
+        key = hash64(self._fetch.seed, "substitute", request.epoch, int(request.positions[slot]))
         own, count = int(request.indices[slot]), len(self._numbers)
         order = Permutation(count, key)(np.arange(count)).tolist()
         others = [self._numbers[place] for place in order if self._numbers[place] != own]
         yield from others
-        more = dict(self._first())
+        # The epoch's first, for which a stream is read from its beginning again.
+        more = self._fetch.records(self._request, 0, ATTEMPTS)
         self._records |= more
         yield from (number for number in more if number not in (own, *others))

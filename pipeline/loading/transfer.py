@@ -14,101 +14,80 @@ Cost: a copy in memory where nothing was pinned, about 0.1 ms a MiB; two batches
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import islice
-from typing import Any, TypeVar
+from itertools import count, islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from penstock.loading.batch import Batch
 
-Item = TypeVar("Item")
-Begun = TypeVar("Begun")
 
+def hold(tensor: Tensor, kept: list[Tensor], number: int, pinned: bool = True) -> Tensor:
+    """A copy of a CPU tensor in reused memory, with the same strides if it has no gaps.
 
-class Buffers:
-    """Memory for the tensors of one batch at a time, reused for the next; `pinned`: page-locked."""
-
-    def __init__(self, pinned: bool = True) -> None:
-        self._pinned = pinned
-        self._kept: list[Tensor] = []
-        self.clear()
-
-    def clear(self) -> None:
-        """Begin a new batch, which may overwrite the last one."""
-        self._used = 0
-
-    def hold(self, tensor: Tensor) -> Tensor:
-        """A copy of a CPU tensor in these buffers, with the same strides if it has no gaps."""
-        shape = torch.empty_like(tensor, device="meta")
-        size = tensor.numel() * tensor.element_size()
-        number, self._used = self._used, self._used + 1
-        if number == len(self._kept) or len(self._kept[number]) < size:
-            fresh = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
-            self._kept[number : number + 1] = [fresh]
-        memory = self._kept[number][:size].view(tensor.dtype)
-        return memory.as_strided(shape.shape, shape.stride()).copy_(tensor)
-
-
-def ahead(items: Iterable[Item], begin: Callable[[Item], Begun]) -> Iterator[Begun]:
-    """`begin(item)` for each item; from the second on, one is begun before the last is given.
-
-    An error of `items` or `begin` is raised in its turn.
+    Args:
+        kept: the memory of the tensors of one batch, uint8; a place that is too small is replaced.
+        number: of the place in `kept`, at most one past the last.
+        pinned: new memory is page-locked.
     """
-    begun = map(begin, items)
-    yield from islice(begun, 1)
-    waiting = list(islice(begun, 1))
-    while waiting:
-        try:
-            following = list(islice(begun, 1))
-        except Exception:
-            yield waiting[0]
-            raise
-        yield waiting[0]
-        waiting = following
+    shape = torch.empty_like(tensor, device="meta")
+    size = tensor.numel() * tensor.element_size()
+    if number == len(kept) or len(kept[number]) < size:
+        kept[number : number + 1] = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned)]
+    memory = kept[number][:size].view(tensor.dtype)
+    return memory.as_strided(shape.shape, shape.stride()).copy_(tensor)
 
 
 class Transfer:
-    """Moves batches to a CUDA device, one ahead; `slots` of them may be on their way."""
+    """Moves batches to a CUDA device, one ahead; three of them may be on their way."""
 
-    def __init__(self, device: str, slots: int = 3) -> None:
+    def __init__(self, device: str) -> None:
         self._device = torch.device(device)
         self._stream: torch.cuda.Stream | None = None  # CUDA must not be begun before workers fork
-        # With the event behind the copy out of each.
-        self._slots: deque[tuple[Buffers, torch.cuda.Event | None]]
-        self._slots = deque((Buffers(), None) for _ in range(slots))
+        # Memory for one batch each, with the event behind the copy out of it.
+        self._slots: deque[tuple[list[Tensor], Any]] = deque(([], None) for _ in range(3))
 
     def __call__(self, results: Iterable[Any]) -> Iterator[Any]:
         """`results` in their order, the batches among them on the device."""
-        for result, copied in ahead(results, self._begin):
-            if copied is not None:
-                stream = torch.cuda.current_stream(self._device)
-                stream.wait_event(copied)
-                result.map(partial(_mark, stream))
-            yield result
+        begun = map(self._begin, results)
+        yield from map(self._given, islice(begun, 1))
+        waiting = next(begun, None)
+        while waiting is not None:
+            following = next(begun, None)
+            yield self._given(waiting)
+            waiting = following
 
-    def _begin(self, result: object) -> tuple[Any, torch.cuda.Event | None]:
+    def _begin(self, result: object) -> tuple[Any, Any]:
+        """A result, and the event behind its copy to the device; None where nothing is copied."""
         if not isinstance(result, Batch):  # an error or the end, which stands in a batch's place
             return result, None
-        buffers, last = self._slots.popleft()
+        kept, last = self._slots.popleft()
         if last is not None:
-            last.synchronize()  # two batches ago; it is done unless the device is far behind
-        buffers.clear()
+            last.synchronize()  # three batches ago; it is done unless the device is far behind
         self._stream = self._stream or torch.cuda.Stream(self._device)
         with torch.cuda.stream(self._stream):
-            result = result.map(partial(self._moved, buffers))
+            result = result.map(partial(self._moved, kept, count()))
             copied = torch.cuda.Event()
             copied.record(self._stream)
-        self._slots.append((buffers, copied))
+        self._slots.append((kept, copied))
         return result, copied
 
-    def _moved(self, buffers: Buffers, tensor: Tensor) -> Tensor:
-        if tensor.device.type != "cpu":
-            return tensor
-        pinned = tensor if tensor.is_pinned() else buffers.hold(tensor)
+    def _moved(self, kept: list[Tensor], numbers: Iterator[int], tensor: Tensor) -> Tensor:
+        is_ready = tensor.device.type != "cpu" or tensor.is_pinned()
+        pinned = tensor if is_ready else hold(tensor, kept, next(numbers))
         return pinned.to(self._device, non_blocking=True)
+
+    def _given(self, begun: tuple[Any, Any]) -> Any:
+        """A batch that the consumer's stream may use."""
+        result, copied = begun
+        if copied is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(copied)
+            result.map(partial(_mark, stream))
+        return result
 
 
 def _mark(stream: torch.cuda.Stream, tensor: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Records of a stream by position: the same from anywhere, and no more of it read than needed."""
 
-import logging
 import random
 
 import pytest
@@ -20,11 +19,8 @@ LENGTHS = [3, 0, 5, 2, 1]
 class Forwards:
     """Eleven records, numbered; `opened`: where reading began."""
 
-    def __init__(self, claimed=11):
-        self.opened, self.epochs, self.claimed = [], [], claimed
-
-    def __len__(self):
-        return self.claimed
+    def __init__(self):
+        self.opened, self.epochs = [], []
 
     def set_epoch(self, epoch):
         self.epochs.append(epoch)
@@ -32,12 +28,6 @@ class Forwards:
     def __iter__(self):
         self.opened.append(0)
         yield from range(11)
-
-
-class Seekable(Forwards):
-    def seek(self, record):
-        self.opened.append(record)
-        yield from range(record, 11)
 
 
 class Shards(Forwards):
@@ -48,9 +38,9 @@ class Shards(Forwards):
     def shards(self):
         return [0, 1, 2, 3, 4]
 
-    def read_shard(self, shard, start):
-        self.opened.append((shard, start))
-        yield from range(self.firsts[shard] + start, self.firsts[shard] + LENGTHS[shard])
+    def read_shard(self, shard):
+        self.opened.append(shard)
+        yield from range(self.firsts[shard], self.firsts[shard] + LENGTHS[shard])
 
 
 class Measured(Shards):
@@ -62,7 +52,7 @@ def values(records):
     return [value for _, value in records]
 
 
-@pytest.mark.parametrize("kind", [Forwards, Seekable, Shards, Measured])
+@pytest.mark.parametrize("kind", [Forwards, Shards, Measured])
 @pytest.mark.parametrize(("buffer", "shuffled"), [(0, False), (4, False), (0, True), (4, True)])
 def test_any_stretch_of_any_epoch_has_the_records_of_its_positions(kind, buffer, shuffled):
     order = StreamOrder(7, buffer, shuffle_shards=shuffled)
@@ -101,9 +91,8 @@ def test_shards_are_read_in_the_epochs_order():
     ("kind", "opened"),
     [
         (Forwards, [0, 0, 0]),
-        (Seekable, [0, 5, 2, 0]),
-        (Shards, [(0, 0), (1, 0), (2, 0), (0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (0, 0)]),
-        (Measured, [(0, 0), (2, 2), (0, 2), (1, 0), (2, 0), (3, 0), (4, 0), (0, 0)]),
+        (Shards, [0, 1, 2, 0, 1, 2, 3, 4, 0]),
+        (Measured, [0, 2, 0, 1, 2, 3, 4, 0]),
     ],
 )
 def test_no_more_is_read_than_needed(kind, opened):
@@ -146,30 +135,19 @@ def test_an_iterator_is_copied_before_it_is_read():
     assert dataset.number == 0
 
 
-@pytest.mark.parametrize("claimed", [11, 12])
-def test_a_stream_that_ends_elsewhere_than_it_says_is_told(claimed, caplog):
-    reader = StreamReader(Forwards(claimed), StreamOrder(7))
-    with caplog.at_level(logging.WARNING):
-        reader.read(0, 0, 11)
-        assert not caplog.messages
-        reader.read(0, 10, 12)
-    expected = [] if claimed == 11 else ["Forwards says it has 12 records, but gave 11"]
-    assert caplog.messages == expected
-
-
 class Drawn(Shards):
-    def read_shard(self, shard, start):
+    def read_shard(self, shard):
         for _ in range(2):
             yield shard, random.random()
 
 
 def test_draws_while_reading_depend_on_the_shard_alone():
     def read(*stretches):
-        reader = StreamReader(Drawn(), StreamOrder(7), Seeding())
+        reader, seeding = StreamReader(Drawn(), StreamOrder(7)), Seeding()
         records = []
         for start, stop in stretches:
             random.seed(start)
-            records += values(reader.read(4, start, stop))
+            records += values(reader.read(4, start, stop, seeding))
         return records
 
     whole = read((0, 10))
@@ -259,3 +237,14 @@ def test_a_batch_that_is_made_again_has_the_records_as_they_were_read():
         [9, 10, 11],
     ]
     assert not any("unrepeatable" in batch.warnings for batch in batches)
+
+
+def test_what_threads_read_after_the_first_batch_leaves_the_loops_generators_alone():
+    fetch = StreamFetch(Tensors(), None, Stack(), 0, order=StreamOrder(7), batch_size=4)
+    fetch.first_of_threads(StreamRequest(0, 0))
+    with scope():
+        torch.manual_seed(5)
+        expected = torch.rand(1)
+        torch.manual_seed(5)
+        assert len(fetch(StreamRequest(0, 1))) == 1
+        assert torch.equal(torch.rand(1), expected)

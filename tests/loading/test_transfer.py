@@ -10,7 +10,7 @@ import torch
 from penstock.distributed.world import World
 from penstock.loading import transfer as module
 from penstock.loading.loader import Loader
-from penstock.loading.transfer import Buffers, Transfer, ahead
+from penstock.loading.transfer import Transfer, hold
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
@@ -21,10 +21,9 @@ from tests import toy
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
-def places(buffers, tensors):
+def places(kept, tensors):
     """Where copies of `tensors` are held, after checking that they are copies."""
-    buffers.clear()
-    held = [buffers.hold(tensor) for tensor in tensors]
+    held = [hold(tensor, kept, number, pinned=False) for number, tensor in enumerate(tensors)]
     for copy, tensor in zip(held, tensors, strict=True):
         assert torch.equal(copy, tensor)
         assert (copy.dtype, copy.stride()) == (tensor.dtype, tensor.stride())
@@ -33,25 +32,25 @@ def places(buffers, tensors):
 
 
 def test_buffers_are_used_again():
-    buffers = Buffers(pinned=False)
+    kept = []
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
     batch = [images, torch.arange(4), torch.tensor(1.5), torch.zeros(0, 3)]
-    first = places(buffers, batch)
+    first = places(kept, batch)
     assert len(set(first[:3])) == 3, "each tensor has a place of its own"
-    assert places(buffers, batch) == first
+    assert places(kept, batch) == first
     smaller = [images[:2].clone(), torch.arange(2), torch.tensor(2.5), torch.zeros(0, 3)]
-    assert places(buffers, smaller) == first, "a last, smaller batch too"
+    assert places(kept, smaller) == first, "a last, smaller batch too"
     last = images.contiguous(memory_format=torch.channels_last)
     floats = [last, torch.rand(80), torch.tensor(3.0)]
-    again = places(buffers, floats)
+    again = places(kept, floats)
     assert again[0] == first[0]
     assert again[2] == first[2]
-    assert places(buffers, batch)[1] == again[1], "what has grown stays"
+    assert places(kept, batch)[1] == again[1], "what has grown stays"
 
 
 def test_a_tensor_with_gaps_is_held_without_them():
     wide = torch.arange(20).reshape(4, 5)[:, ::2]
-    held = Buffers(pinned=False).hold(wide)
+    held = hold(wide, [], 0, pinned=False)
     assert torch.equal(held, wide)
     assert held.is_contiguous()
 
@@ -59,11 +58,12 @@ def test_a_tensor_with_gaps_is_held_without_them():
 def test_one_is_begun_before_the_last_is_given():
     log = []
 
-    def begin(number):
-        log.append(f"begin {number}")
-        return number
+    def begun():
+        for number in range(4):
+            log.append(f"begin {number}")
+            yield number
 
-    for number in ahead(range(4), begin):
+    for number in Transfer("meta")(begun()):
         log.append(f"give {number}")
     assert log == [
         "begin 0",
@@ -76,24 +76,7 @@ def test_one_is_begun_before_the_last_is_given():
         "give 3",
     ]
     for count in range(4):
-        assert list(ahead(range(count), begin)) == list(range(count))
-
-
-def test_an_error_comes_in_its_turn():
-    def failing(after):
-        yield from range(after)
-        raise RuntimeError("a worker died")
-
-    for count in range(5):
-        given = []
-        with pytest.raises(RuntimeError, match="a worker died"):
-            # A list is only filled by what came before the error.
-            given.extend(map(given_back, ahead(failing(count), given_back)))
-        assert given == list(range(count))
-
-
-def given_back(item):
-    return item
+        assert list(Transfer("meta")(range(count))) == list(range(count))
 
 
 def test_a_device_that_is_the_cpu_has_no_transfer():
@@ -133,7 +116,7 @@ def test_copies_run_on_a_stream_of_their_own_and_wait_for_their_slot(monkeypatch
     cuda = Cuda()
     for name in ("Stream", "Event", "current_stream", "stream"):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
-    monkeypatch.setattr(module, "Buffers", partial(Buffers, pinned=False))
+    monkeypatch.setattr(module, "hold", partial(hold, pinned=False))
     transfer, failure = Transfer("meta"), object()
     assert len(transfer._slots) == 3
     batches = [batch.replace({**batch, "text": ["a"]}) for batch in toy.loader().epoch(0)]
@@ -150,8 +133,7 @@ def test_copies_run_on_a_stream_of_their_own_and_wait_for_their_slot(monkeypatch
         *("until 1", "on copies", "copies 4", "the consumer waits for 3"),
         "the consumer waits for 4",
     ]
-    assert [len(slot._kept) for slot, _ in transfer._slots] == [2, 2, 2]
-    assert len(Transfer("meta", 5)._slots) == 5
+    assert [len(kept) for kept, _ in transfer._slots] == [2, 2, 2]
     (again,) = transfer(moved[:1])  # it is there
     assert again["image"] is moved[0]["image"]
 
@@ -207,8 +189,8 @@ def test_pinned_memory_is_reused_on_the_device():
     batches = iter(toy.loader().epoch(0))
     for _ in transfer(batches):
         pass
-    kept = sorted([t.data_ptr() for t in slot._kept] for slot, _ in transfer._slots)
+    kept = sorted([t.data_ptr() for t in slot] for slot, _ in transfer._slots)
     assert all(len(pointers) == 2 for pointers in kept)
     for _ in transfer(iter(toy.loader().epoch(1))):
         pass
-    assert kept == sorted([t.data_ptr() for t in slot._kept] for slot, _ in transfer._slots)
+    assert kept == sorted([t.data_ptr() for t in slot] for slot, _ in transfer._slots)

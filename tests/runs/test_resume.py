@@ -45,7 +45,6 @@ RARE = {
     "sampler subset",
     "sampler torch's random",
     "stream plain",
-    "stream seeking",
     "scheduler none",
     "optimizer adam, amsgrad",
     "optimizer rmsprop",

@@ -129,18 +129,6 @@ def test_an_index_changes_nothing_but_what_is_known(root):
     assert known.fingerprint == unknown.fingerprint
 
 
-@pytest.mark.parametrize("index", [True, False])
-@pytest.mark.parametrize("packed", [True, False])
-def test_a_shard_is_read_from_any_record_on(root, index, packed):
-    if packed:
-        pack(root)
-    data = everything(root, index=index)
-    for shard in data.shards():
-        whole = list(data.read_shard(shard))
-        for start in range(len(whole) + 1):
-            assert list(data.read_shard(shard, start)) == whole[start:]
-
-
 def pack(root):
     for path in root.glob("*.tar"):
         path.with_suffix(".tar.gz").write_bytes(gzip.compress(path.read_bytes()))
@@ -540,7 +528,6 @@ def test_boxes_of_pictures_that_exif_turns_are_said_once(tmp_path, kind, has_box
     for reader, said in (("torchvision", has_boxes), ("pillow as stored", False)):
         caplog.clear()
         encoded.notices.clear()
-        encoded.said.clear()
         config = compose(
             *words, "batch.size=2", "loader.num_workers=0", f"dataset.reader='{reader}'"
         )

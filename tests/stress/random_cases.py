@@ -131,7 +131,7 @@ def kinds(draw, files):
                 rows=rows,
                 stream=True,
             )
-            for name in ("Forward", "Rewinding", "Divided", "Sharded", "Seeking", "generated")
+            for name in ("Forward", "Rewinding", "Divided", "Sharded", "generated")
         },
         "mixture": mixture(draw, rows),
         "tar shards": Kind(

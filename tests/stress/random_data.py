@@ -175,24 +175,14 @@ class Sharded(Forward):
     def shards(self):
         return [range(len(self.data))[number::3] for number in range(3)]
 
-    def read_shard(self, shard, start=0):
-        return iter(shard[start:])
+    def read_shard(self, shard):
+        return iter(shard)
 
     def __iter__(self):
         return (row for shard in self.shards() for row in shard)
 
     def decode(self, row):
         return self.data[row]
-
-
-class Seeking(Forward):
-    """Can begin anywhere, and has a length."""
-
-    def __len__(self):
-        return len(self.data)
-
-    def seek(self, record):
-        return (self.data[row] for row in range(record, len(self.data)))
 
 
 def generated(split="train", rows=40):

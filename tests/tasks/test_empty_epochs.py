@@ -115,12 +115,16 @@ EMPTY = [
         ["~sampler", f"+sampler={{_target_: {__name__}.NoSampler}}"],
         "sampler: NoSampler forms no batch of 4 of the dataset's 8 rows",
     ),
-    ({"kind": Records, "rows": 0}, [], "dataset: Records gives no record in epoch 0"),
-    ({"kind": Records, "rows": 3}, ["batch.tail=drop"], "batch.tail: drop leaves out"),
+    ({"kind": Records, "rows": 0}, [], "dataset: epoch 0 of Records has no sample"),
+    (
+        {"kind": Records, "rows": 3},
+        ["batch.tail=drop"],
+        "batch.tail: epoch 0 of Records has no full batch of 4; set batch.tail=keep",
+    ),
     (
         {"kind": Records, "rows": 3},
         ["batch.tail=drop", "loader.num_workers=1", "loader.backend=process"],
-        "batch.tail: drop leaves out",
+        "batch.tail: epoch 0 of Records has no full batch of 4; set batch.tail=keep",
     ),
 ]
 

@@ -160,17 +160,15 @@ class TarShards(FileDataset, IterableDataset[Record]):
         """The address of an archive."""
         return [self._address(shard)]
 
-    def read_shard(self, shard: int, start: int = 0) -> Iterator[Record]:
-        """Samples of one archive, from its `start`th of this split on."""
+    def read_shard(self, shard: int) -> Iterator[Record]:
+        """Samples of one archive that are in this split."""
         if self._index is not None:
             bounds, places = self._index
             first, last = bounds[shard : shard + 2].tolist()
-            for number, begin, stop in places[first + start : last].tolist():
+            for number, begin, stop in places[first:last].tolist():
                 yield shard, number, begin, stop
             return
-        for number, record in enumerate(self._records(shard)):
-            if number >= start:
-                yield record
+        yield from self._records(shard)
 
     def decode(self, record: Record) -> Sample:
         """The sample of a raw record.

@@ -7,7 +7,7 @@ every sampler.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, compress, islice, repeat
+from itertools import chain, compress, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,9 +136,9 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         """The address of a shard's file."""
         return [self._addresses[shard]]
 
-    def read_shard(self, shard: int, start: int = 0) -> Iterator[Record]:
-        """Raw records of a shard, from its record `start` on."""
-        return islice(self._records(shard), start, None)
+    def read_shard(self, shard: int) -> Iterator[Record]:
+        """Raw records of a shard."""
+        return self._records(shard)
 
     def decode(self, record: Record) -> Sample:
         """The sample of a raw record.

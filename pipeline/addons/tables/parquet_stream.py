@@ -44,9 +44,9 @@ class ParquetStream(ArrowTable, IterableDataset[Record]):
         """Rows of this split in each row group."""
         return self.group_lengths
 
-    def read_shard(self, shard: int, start: int = 0) -> Iterator[Record]:
-        """Rows of one row group from its `start`th of this split on, which is not read for it."""
-        for row in self.rows_in(shard, start).tolist():
+    def read_shard(self, shard: int) -> Iterator[Record]:
+        """Rows of this split in one row group, which is not read for it."""
+        for row in self.rows_in(shard).tolist():
             yield shard, row
 
     def decode(self, record: Record) -> Sample:

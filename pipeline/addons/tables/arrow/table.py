@@ -209,10 +209,10 @@ class ArrowTable(FileDataset):
         """The addresses that a row group is read from."""
         return [*self.files.addresses_of(group, tuple(self._columns))]
 
-    def rows_in(self, group: int, start: int = 0) -> IntArray:
-        """The rows of a row group that belong to the split, ascending, from the `start`th on."""
+    def rows_in(self, group: int) -> IntArray:
+        """The rows of a row group that belong to the split, ascending."""
         first, last = rows_before(self.rows, self.files.bounds[group : group + 2]).tolist()
-        return self.rows.rows(np.arange(first + start, last)) - self.files.bounds[group]
+        return self.rows.rows(np.arange(first, last)) - self.files.bounds[group]
 
     @cached_property
     def group_lengths(self) -> list[int]:
