@@ -20,7 +20,7 @@ import torch
 from penstock.addons.audio.reading import EXTENSIONS, AudioFolder, check_soundfile
 from penstock.datasets.arrays import MappedArray
 from penstock.datasets.files import DataFile, Files, FolderFile, Root, open_root, with_endings
-from penstock.datasets.reading.base import Part, Sample, Split, check_split, split_rows
+from penstock.datasets.reading.base import Part, Sample, Split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.order.keys import IntArray
@@ -65,7 +65,6 @@ class AudioPairs(AudioFolder):
         test_fraction: Fraction = 0.0,
     ) -> None:
         check_soundfile()
-        check_split(split, val_fraction, test_fraction)
         self.limits = limits
         folder = open_root(root, "the audio files and their .npy targets", files)
         self.folder, self.targets = folder.below(inputs), folder.below(targets)

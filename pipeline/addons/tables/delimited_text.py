@@ -38,7 +38,6 @@ from penstock.datasets.reading.base import (
     Part,
     Sample,
     Split,
-    check_split,
     fingerprint,
 )
 from penstock.errors import ConfigError, DataError, Problem
@@ -105,7 +104,6 @@ class DelimitedText(FileDataset, Dataset[Sample]):
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction, test_fraction)
         chosen = val_file if val_file and split == "val" else file
         address = root if chosen is None else f"{root.rstrip('/')}/{chosen}"
         self.path = path = (files or Files()).local(address)

@@ -26,7 +26,6 @@ from penstock.datasets.reading.base import (
     Part,
     Sample,
     Split,
-    check_split,
     fingerprint,
     split_rows,
 )
@@ -86,7 +85,6 @@ class PlainText(FileDataset, Dataset[Sample]):
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction, test_fraction)
         if longest < 2:
             raise ConfigError(Problem("dataset.longest", f"{longest}; allowed: 2 or more"))
         try:

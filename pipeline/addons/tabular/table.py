@@ -43,7 +43,7 @@ from penstock.addons.tabular.frames import (
 )
 from penstock.datasets.arrays import check_classes
 from penstock.datasets.files import DataFile, Files
-from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, check_split, split_rows
+from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
 from penstock.order.keys import IntArray
@@ -118,7 +118,6 @@ class Table(FileDataset, Dataset[Sample]):
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction, test_fraction)
         self._files = files or Files()
         self._split = (split, val_fraction, split_seed, test_fraction)
         self._names = targets = [target] if isinstance(target, str) else list(target)

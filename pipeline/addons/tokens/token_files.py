@@ -29,7 +29,7 @@ from penstock.addons.tokens.flat import LENGTHS, OFFSETS, FlatFile
 from penstock.addons.tokens.megatron import MegatronFile, Rows
 from penstock.addons.tokens.token_file import RemoteNumbers, TokenFile, checked_spans
 from penstock.datasets.files import DataFile, Files, FolderFile, Root, open_root
-from penstock.datasets.reading.base import FileDataset, Part, Split, check_split
+from penstock.datasets.reading.base import FileDataset, Part, Split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
 from penstock.order.keys import IntArray
@@ -95,7 +95,6 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction, test_fraction)
         if rows not in ("sequences", "documents"):
             raise ConfigError(Problem("dataset.rows", f"{rows!r}; allowed: sequences, documents"))
         if append_eod and eod is None:

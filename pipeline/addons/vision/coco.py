@@ -21,7 +21,7 @@ from torchvision import tv_tensors
 
 from penstock.addons.vision.turns import PlacesInImages
 from penstock.datasets.files import Files, FolderFile, Root, open_root
-from penstock.datasets.reading.base import Part, Sample, Split, check_split, split_rows
+from penstock.datasets.reading.base import Part, Sample, Split, split_rows
 from penstock.datasets.reading.image import Orientation, Reader, check_reader, read_image
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
@@ -437,7 +437,6 @@ class Coco(PlacesInImages):
         orientation: Orientation | None = None,
     ) -> None:
         self.reader = check_reader(reader, orientation)
-        check_split(split, val_fraction, test_fraction)
         if masks and importlib.util.find_spec("faster_coco_eval") is None:
             reason = "masks need faster-coco-eval: pip install 'penstock-loader[detection]'"
             raise ConfigError(Problem("dataset.masks", reason))

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from penstock.datasets.files import DataFile
-from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, check_split, split_rows
+from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, split_rows
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Seed
 from penstock.order.keys import hash64
@@ -128,7 +128,6 @@ class DrawnShapes(FileDataset, Dataset[Sample]):
         split_seed: Seed = 0,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction, test_fraction)
         if not 32 <= size <= 512:
             raise ConfigError(Problem("dataset.size", f"{size} pixels; allowed: 32 to 512"))
         if not 1 <= most <= 8:
