@@ -5,7 +5,7 @@ The layout is that of PyTorch's data loading tutorial. The CSV is read strictly:
     image_name,part_0_x,part_0_y,part_1_x,part_1_y,...
     0805.jpg,27,83,27,98,...
 
-Columns may have any order, with others between them. Cost: about 25 us a row of 68 landmarks to
+Columns may have any order, with others between them. Cost: about 40 us a row of 68 landmarks to
 construct, and 550 bytes of memory; and one image read a sample.
 """
 

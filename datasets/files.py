@@ -186,12 +186,12 @@ class Root:
         """The position of the first of `names` that is missing."""
         # Listing folders is faster than asking for each file, by much on a network's disk.
         parts = [name.rpartition("/") for name in names]
-        there = {
+        present = {
             folder: {*os.listdir(path)} if (path := Path(self.path(folder))).is_dir() else set()  # noqa: PTH208
             for folder in {part[0] for part in parts}
         }
         return next(
-            (n for n, (folder, _, base) in enumerate(parts) if base not in there[folder]), None
+            (n for n, (folder, _, base) in enumerate(parts) if base not in present[folder]), None
         )
 
     def data_file(self, name: str) -> DataFile:
@@ -357,16 +357,16 @@ def generated_folder(
     """
     if is_there(path):
         return
-    beside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with lock(lock_beside(path), f"writes {path}"):
             if not is_there(path):
                 shutil.rmtree(path, ignore_errors=True)
-                beside.mkdir()
+                temporary.mkdir()
                 _log.info("writing %s, once; later runs read it", path)
-                write(beside)
-                beside.rename(path)
+                write(temporary)
+                temporary.rename(path)
             # Whoever still waits for the lock finds the folder there. After an error it stays.
             lock_beside(path).unlink(missing_ok=True)
     except OSError as error:
@@ -376,4 +376,4 @@ def generated_folder(
                 "folder that can be written."
             ) from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)

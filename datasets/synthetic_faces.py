@@ -1,7 +1,7 @@
 """The default: drawn faces with 68 landmarks, made on this machine, without a network.
 
 The first use writes JPEGs and `face_landmarks.csv` into a folder of `root` that is named by its
-arguments; later uses, of any run of this user, read it. Cost: 2 ms and 5 kB a face of 128 px, once.
+arguments; later uses, of any run of this user, read it. Cost: 1 ms and 4 kB a face of 128 px, once.
 
 A face is a table of points in three dimensions that random traits stretch, turn and move; plain
 polygons, ellipses and lines are drawn through its landmarks, of the iBUG scheme, three times as
@@ -122,34 +122,36 @@ _HAIRS = ((28, 22, 20), (98, 64, 38), (206, 168, 104), (150, 62, 30), (190, 186,
 
 def draw_face(random: Random, size: int) -> tuple[Image.Image, list[Point]]:
     """A random face: RGB, `size` x `size`, and its 68 landmarks."""
-    place = _placed(random, size)
-    marks = place(_expressed(random))
-    skin, hair = _between(random, _SKIN), _between(random, _HAIRS)
-    image = Image.new("RGB", (size * FINE, size * FINE), _any(random))
+    to_pixels = _pose(random, size)
+    marks = to_pixels(_expression(random))
+    skin, hair = _blend(random, _SKIN), _blend(random, _HAIRS)
+    image = Image.new("RGB", (size * FINE, size * FINE), _any_colour(random))
     draw = ImageDraw.Draw(image)
     for _ in range(int(random.uniform(2, 8))):  # what is behind the person
         x, y = random.uniform(0, size), random.uniform(0, size)
         width, height = random.uniform(0.1, 0.5) * size, random.uniform(0.1, 0.5) * size
         shape = draw.ellipse if random.random() < 0.5 else draw.rectangle
         box = [(x - width / 2, y - height / 2), (x + width / 2, y + height / 2)]
-        shape(_fine(box), _any(random))
-    long, cloth = random.uniform(-60, 160), _any(random)
-    iris, gaze = _any(random), random.uniform(-0.3, 0.3)
-    lips = _between(random, (skin, (176, 44, 58), (176, 44, 58)))
+        shape(_enlarged(box), _any_colour(random))
+    # All traits take numbers from one sequence: another draw, except behind the last one, changes
+    # every face (VERSION).
+    long, cloth = random.uniform(-60, 160), _any_colour(random)
+    iris, gaze = _any_colour(random), random.uniform(-0.3, 0.3)
+    lips = _blend(random, (skin, (176, 44, 58), (176, 44, 58)))
     crown = _points(_HAIR)
-    unit = place([(100, 0, 0)])[0][0] - place([(0, 0, 0)])[0][0]
+    unit = to_pixels([(100, 0, 0)])[0][0] - to_pixels([(0, 0, 0)])[0][0]
     thick = max(1, round(abs(unit) * FINE / 14))
     nose, brow = _shade(skin, 0.85), _shade(hair, 0.6)
     for stroke, points, *how in (  # from the back to the front
-        (draw.polygon, place([*crown, (-112, long, -30), (112, long, -30)]), _shade(hair, 0.7)),
-        (draw.polygon, place(_points(_BODY)), cloth),
+        (draw.polygon, to_pixels([*crown, (-112, long, -30), (112, long, -30)]), _shade(hair, 0.7)),
+        (draw.polygon, to_pixels(_points(_BODY)), cloth),
         (
             draw.polygon,
-            place(_points("-58 60 -30  -58 180 -30  58 180 -30  58 60 -30")),
+            to_pixels(_points("-58 60 -30  -58 180 -30  58 180 -30  58 60 -30")),
             _shade(skin, 0.8),
         ),
-        (draw.polygon, [*marks[:17], *place(_points(_FOREHEAD))], skin),
-        (draw.polygon, place([*crown, *_points(_FRINGE)]), hair),
+        (draw.polygon, [*marks[:17], *to_pixels(_points(_FOREHEAD))], skin),
+        (draw.polygon, to_pixels([*crown, *_points(_FRINGE)]), hair),
         (draw.line, marks[27:31], nose, thick),
         (draw.polygon, marks[30:36], _shade(skin, 0.75)),
         (draw.line, marks[17:22], brow, 2 * thick, "curve"),
@@ -158,7 +160,7 @@ def draw_face(random: Random, size: int) -> tuple[Image.Image, list[Point]]:
         (draw.polygon, marks[60:68], (70, 20, 24)),
         (draw.line, marks[60:65], _shade(skin, 0.5), thick // 2 or 1),
     ):
-        stroke(_fine(points), *how)
+        stroke(_enlarged(points), *how)
     _draw_eyes(image, marks, iris, gaze)
     return image.reduce(FINE), marks
 
@@ -172,14 +174,16 @@ def _draw_eyes(image: Image.Image, marks: list[Point], iris: Colour, gaze: float
         half = (abs(right - left) + abs(low - top)) / 2
         x, y = (left + right) / 2 + gaze * half, (top + low) / 2
         for radius, colour in ((0.5 * half, iris), (0.25 * half, (10, 10, 10))):
-            on_layer.ellipse(_fine([(x - radius, y - radius), (x + radius, y + radius)]), colour)
-        on_mask.polygon(_fine(eye), 1)
+            on_layer.ellipse(
+                _enlarged([(x - radius, y - radius), (x + radius, y + radius)]), colour
+            )
+        on_mask.polygon(_enlarged(eye), 1)
     image.paste(layer, (0, 0), mask)
     for eye in (marks[36:40], marks[42:46]):
-        ImageDraw.Draw(image).line(_fine(eye), (30, 20, 20), FINE // 2)
+        ImageDraw.Draw(image).line(_enlarged(eye), (30, 20, 20), FINE // 2)
 
 
-def _expressed(random: Random) -> list[tuple[float, float, float]]:
+def _expression(random: Random) -> list[tuple[float, float, float]]:
     """The mean face with the proportions and the expression of one person."""
     width, length = random.uniform(0.92, 1.08), random.uniform(0.93, 1.07)
     raised, smile = random.uniform(-8, 13), random.uniform(-0.5, 1)
@@ -201,7 +205,7 @@ def _expressed(random: Random) -> list[tuple[float, float, float]]:
     return points
 
 
-def _placed(random: Random, size: int) -> Callable[[Iterable[Sequence[float]]], list[Point]]:
+def _pose(random: Random, size: int) -> Callable[[Iterable[Sequence[float]]], list[Point]]:
     """A random pose: points of the head to pixels, in hundredths."""
     # Cosine and sine of each angle from the tangent of its half: turned by 38 degrees at most,
     # nodding by 18, tilted by 25.
@@ -210,19 +214,19 @@ def _placed(random: Random, size: int) -> Callable[[Iterable[Sequence[float]]], 
     scale = random.uniform(0.5, 0.8) * size / 300
     across, down = random.uniform(-0.15, 0.15) * size, random.uniform(-0.15, 0.06) * size
 
-    def place(points: Iterable[Sequence[float]]) -> list[Point]:
-        placed = []
+    def to_pixels(points: Iterable[Sequence[float]]) -> list[Point]:
+        pixels = []
         for x, y, z in points:
             x, z = cy * x + sy * z, cy * z - sy * x
             y, z = cp * y - sp * z, cp * z + sp * y
             x, y = cr * x - sr * y, cr * y + sr * x
             middle = (size - 1) / 2
-            placed.append(
+            pixels.append(
                 (round(x * scale + middle + across, 2), round(y * scale + middle + down, 2))
             )
-        return placed
+        return pixels
 
-    return place
+    return to_pixels
 
 
 def _points(text: str) -> list[tuple[int, int, int]]:
@@ -230,17 +234,18 @@ def _points(text: str) -> list[tuple[int, int, int]]:
     return list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))
 
 
-def _fine(points: Iterable[Point]) -> list[Point]:
+def _enlarged(points: Iterable[Point]) -> list[Point]:
     """Points on the enlarged picture, at whole pixels of it."""
     return [(round(x * FINE + 1), round(y * FINE + 1)) for x, y in points]
 
 
-def _between(random: Random, colours: Sequence[Colour]) -> Colour:
+def _blend(random: Random, colours: Sequence[Colour]) -> Colour:
     """A colour between two neighbours of a scale."""
-    place = random.uniform(0, len(colours) - 1)
-    first, second = colours[int(place)], colours[min(int(place) + 1, len(colours) - 1)]
+    position = random.uniform(0, len(colours) - 1)
+    number = int(position)
+    first, second = colours[number], colours[min(number + 1, len(colours) - 1)]
     return tuple(
-        round(a + (b - a) * (place - int(place))) for a, b in zip(first, second, strict=True)
+        round(a + (b - a) * (position - number)) for a, b in zip(first, second, strict=True)
     )
 
 
@@ -248,7 +253,7 @@ def _shade(colour: Colour, factor: float) -> Colour:
     return tuple(round(part * factor) for part in colour)
 
 
-def _any(random: Random) -> Colour:
+def _any_colour(random: Random) -> Colour:
     """Any colour, most often one near grey."""
     grey, share = random.uniform(20, 236), random.uniform(0.1, 0.7)
     return tuple(round(grey + share * (random.uniform(10, 246) - grey)) for _ in range(3))
