@@ -50,6 +50,7 @@ class Skipped:
     ranges: tuple[Range, ...] = ()
 
     def __post_init__(self) -> None:
+        # Apart from each other, so that the end of a range is an address that is not left out.
         merged: list[Range] = []
         for start, stop in sorted(self.ranges):
             if merged and start <= merged[-1][1]:
@@ -65,8 +66,10 @@ class Skipped:
             ValueError: it names something else.
         """
         try:
+            # A single range may stand without the list around it.
             ranges = [value] if value and isinstance(value[0][0], int) else value or ()
             parsed = tuple((Address(*start), Address(*stop)) for start, stop in ranges)
+            # Not isinstance: `true` is an int, too.
             good = all(start < stop for start, stop in parsed) and all(
                 type(number) is int and 0 <= number <= LARGEST
                 for start, stop in parsed
@@ -112,6 +115,7 @@ class Skipped:
 
     def count(self, epoch: int, start: int, stop: int) -> int:
         """How many steps of an epoch are left out, from `start` to before `stop`."""
+        # Ranges may begin or end in other epochs.
         ends = ((max(low, (epoch, start)), min(high, (epoch, stop))) for low, high in self.ranges)
         return sum(high[1] - low[1] for low, high in ends if low < high)
 

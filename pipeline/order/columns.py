@@ -28,10 +28,11 @@ def column_of(
             "no metadata: give it `metadata`, a table, or `targets`, a list of labels "
             "(docs/own_dataset.md)"
         )
-        there = advice if metadata is None else "columns " + ", ".join(known)
-        reason = f"the dataset has no column {name!r}; it has {there}"
+        offer = advice if metadata is None else "columns " + ", ".join(known)
+        reason = f"the dataset has no column {name!r}; it has {offer}"
         raise ConfigError(Problem(f"{section}.{argument}", reason))
     column = metadata[name]
+    # Arrays of a plain mapping have no gaps.
     gaps: Any = np.flatnonzero(column.isna()) if hasattr(column, "isna") else ()
     if len(gaps):
         raise DataError(f"column {name!r} has no value in row {gaps[0]}; {section} needs one a row")
@@ -44,6 +45,7 @@ def weights_of(
     """float64[length]: given weights, scaled by a power of two, or those that balance a column."""
     if weights is None:
         values = column_of(metadata, str(column), "column")
+        # The rows of a value share its weight: with equal sums, each value is drawn equally often.
         _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
         return np.asarray(1.0 / counts[codes], dtype=np.float64)
     where = "sampler.weights"

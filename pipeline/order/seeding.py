@@ -110,7 +110,7 @@ def watch(make: Callable[[], T]) -> tuple[T, list[str]]:
     seed_global(_CANARY)
     made = make()
     drawn = _drawn(GLOBAL)
-    seed_global(_CANARY)
+    seed_global(_CANARY)  # or a `Seeding.run` around it would take these draws for the data's
     return made, drawn
 
 

@@ -54,6 +54,7 @@ class BatchCompose:
     def __init__(self, steps: Mapping[str, BatchTransform | None], seed: int) -> None:
         self.steps = {name: step for name, step in steps.items() if step is not None}
         self.seed = seed
+        # So that groups of every step stay whole.
         self.together = math.lcm(*(getattr(step, "together", 1) for step in self.steps.values()))
         # Rows of a batch have a key each, so a generator of a step could not be seeded.
         generators, _ = stateful_in(self.steps)
@@ -75,7 +76,7 @@ class BatchCompose:
         Raises:
             SampleError: a person's own step failed.
         """
-        before = dict(batch)
+        before = dict(batch)  # steps put in new tensors, so identity tells which fields changed
         for name, step in self.steps.items():
             batch = self._applied(name, step, batch)
         tensors = (value for value in batch.values() if isinstance(value, Tensor))

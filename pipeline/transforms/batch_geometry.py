@@ -84,6 +84,7 @@ class Geometric(ABC):
                     f"[B, ..., {height}, {width}], and {name!r} is not"
                 )
             else:
+                # Masks of objects, [B, N, H, W], move as channels do.
                 masks = move.mask(value.flatten(1, -3) if value.ndim > 3 else value[:, None])
                 batch[name] = masks.reshape(*value.shape[:-2], move.height, move.width)
         return batch
@@ -100,6 +101,7 @@ def _moved(batch: Batch, name: str, move: Move) -> object:
     moved = _coordinates(value, kind, move, lengths)
     if lengths is None:
         return moved
+    # Padding keeps its value: it is no place in the picture.
     padding = torch.arange(value.shape[1], device=value.device) >= lengths[:, None]
     return torch.where(padding.reshape(*padding.shape, *[1] * (value.ndim - 2)), value, moved)
 

@@ -82,7 +82,7 @@ class Normalize:
 
     def check(self, channels: int) -> None:
         """Raise DataError for pictures with another number of channels than there are means."""
-        if len(self.mean) not in (1, channels):
+        if len(self.mean) not in (1, channels):  # a single one holds for all channels
             raise DataError(
                 f"Normalize has {len(self.mean)} means, and a picture has {channels} "
                 "channels; set its statistics to dataset, or to {mean: [...], std: "
@@ -163,7 +163,7 @@ class FaceCrop:
             raise DataError("FaceCrop needs landmarks (KeyPoints), and the sample has none")
         plain = points.as_subclass(torch.Tensor).flatten(0, -2)
         low, high = plain.amin(dim=-2), plain.amax(dim=-2)
-        side = max(float((high - low).max()) * self.scale, 1.0)
+        side = max(float((high - low).max()) * self.scale, 1.0)  # landmarks may be in one place
         centre = (low + high) / 2
         if self.jitter:
             draws = (torch.rand(3) * 2 - 1) * self.jitter

@@ -79,13 +79,14 @@ class Decode:
 
     def normalizing(self, normalize: BatchNormalize) -> Decode:
         """This transform with the batch transform `normalize` done while decoding."""
-        changed = copy.copy(self)
+        changed = copy.copy(self)  # the step itself may be used without a batch transform
         scale = 1 / (255 * np.array(normalize.std))
         bias = -np.array(normalize.mean) / np.array(normalize.std)
         changed._normal, changed._kind = (tuple(scale.tolist()), tuple(bias.tolist())), np.float32
         return changed
 
     def __call__(self, sample: Sample) -> Sample:
+        # Outside of samples the key would be drawn from torch, also for a crop that needs none.
         key = np.uint64(key_at_hand() if self.crop.draws else 0)
         return {name: self._transformed(value, key) for name, value in sample.items()}
 
@@ -142,7 +143,8 @@ class Decode:
         known = [header or _NONE for header in headers]
         widths, heights, _ = np.array(known, np.int64).T
         crops = self.crop(keys, widths, heights)
-        outcomes = np.ones(len(files), np.int64)  # 0: decoded, and complete as far as it was read
+        # 0: decoded, and complete as far as it was read. Without C all are still to be decoded.
+        outcomes = np.ones(len(files), np.int64)
         if self.decoder == "native":
             native_images.module("jpeg").decode(
                 [file.content for file in files],
@@ -252,7 +254,7 @@ def fused(transform: Compose, batch: BatchCompose) -> tuple[Compose, BatchCompos
     decode, normalize = steps.get(last), rest.pop(first, None)
     if not (
         isinstance(decode, Decode)
-        and type(normalize) is BatchNormalize
+        and type(normalize) is BatchNormalize  # a class derived from it may do something else
         and len(normalize.mean) == 3
     ):
         return transform, batch

@@ -12,7 +12,8 @@ _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, by Huffman c
 # Other frames, a beginning or an end in the middle, and a scan ahead of the frame.
 _REFUSED = {0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0), 0xD8, 0xD9, _SCAN}
 _ORIENTATION = 0x0112
-# A marker and the length of its segment, behind padding and markers that have no length.
+# A marker and the length of its segment, behind padding and markers that have no length. It does
+# not backtrack (`*+`), however much padding a file has.
 _SEGMENT = re.compile(rb"(?:\xff(?=\xff)|\xff[\x01\xd0-\xd7])*+\xff([^\x00\xff])(..)", re.DOTALL)
 _EXIF = re.compile(rb"(\xff\xe1..)Exif\0\0", re.DOTALL)
 

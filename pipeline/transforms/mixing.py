@@ -70,6 +70,7 @@ class Mix(ABC):
         kept = share = torch.where(mixed, share, 1.0)
         for field, pixels in images_of(batch, self).items():
             others = pixels[other.to(pixels.device)]
+            # A child has the same numbers each time, so all fields are cut at the same place.
             batch[field], kept = self.mix(pixels, others, share, random.child("place"))
         # Of a step before this one: mixup and cutmix may follow each other.
         soft = batch.get(self.target + SOFT)
@@ -108,6 +109,7 @@ class CutMix(Mix):
         self, images: Tensor, others: Tensor, share: Tensor, random: KeyedRandom
     ) -> tuple[Tensor, Tensor]:
         canvas = torch.tensor(images.shape[-2:])
+        # By the root of the share that is covered, as both sides shrink.
         sides = ((1 - share).sqrt()[:, None] * canvas).long()
         centre = (random.uniform(size=(2,)) * canvas).long()
         low = (centre - sides // 2).clamp(min=0)

@@ -27,7 +27,7 @@ Normal = tuple[tuple[float, ...], tuple[float, ...]]  # scale and bias of each c
 AS_IT_IS: Normal = ((1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
 
 
-@cache
+@cache  # Python would look for a missing module at each import
 def module(name: str) -> Any:
     """The module `penstock.native.<name>` ("jpeg" or "pixels"); None where it was not built."""
     try:
@@ -79,6 +79,7 @@ def resized(
         stored = StoredPictures(frames, starts, *np.full((3, count), [[height], [width], [3]]))
         if crop_resize(stored, crops, out):
             return torch.from_numpy(out)
+    # C has pictures of three channels only; Pillow takes each plane as a grey picture.
     for row, planes in enumerate(images.numpy()):
         for channel, plane in enumerate(planes):
             out[row, channel] = with_pillow(Image.fromarray(plane), crops, row, size)
@@ -95,7 +96,7 @@ def with_pillow(
     """
     left, top, right, bottom = (crops.regions[row] / divisor).tolist()
     right, bottom = min(right, image.width), min(bottom, image.height)
-    if crops.inside:
+    if crops.inside:  # cut out first, so that the filter sees no pixel beside the region
         x, y = int(left), int(top)
         image = image.crop((x, y, math.ceil(right), math.ceil(bottom)))
         left, top, right, bottom = left - x, top - y, right - x, bottom - y

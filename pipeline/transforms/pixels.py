@@ -88,6 +88,7 @@ class ColorJitter(batch_colors.ColorJitter):
         for name, value in sample.items():
             if isinstance(value, (tv_tensors.Image, tv_tensors.Video)):
                 plain = value.as_subclass(torch.Tensor)
+                # All frames of a video have the same factors in the same order.
                 images = plain.reshape(-1, *plain.shape[-3:])
                 made = self.changed(
                     images,

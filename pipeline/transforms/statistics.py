@@ -101,5 +101,6 @@ def _computed(dataset: Any, names: Fields) -> dict[str, list[float]]:
                 count, total = count + image_count, total + image_total
                 squares = squares + image_squares
     mean = total / count
+    # Rounding may leave a constant channel a negative variance.
     deviation = (squares / count - mean**2).clamp(min=0).sqrt()
     return {"mean": (mean / 255).tolist(), "std": (deviation / 255).tolist()}

@@ -85,7 +85,7 @@ class Tokenize:
         return _WORDS.findall(text)[: self.max_length]
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 16)  # the words of a text are mostly common ones; a hash takes 2 us
 def word_id(word: str, size: int) -> int:
     """The id of a word among `size`: 2 to size - 1."""
     return _FIRST + hash64("word", word) % (size - _FIRST)
