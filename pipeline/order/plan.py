@@ -116,11 +116,11 @@ def contiguous(count: int, ranks: int) -> IntArray:
 def least_loaded(costs: npt.ArrayLike, ranks: int) -> IntArray:
     """The rank of each group so that none has much more work than the others: int64[n].
 
-    Cost: 0.5 us a group. Longest processing time first (Graham: "Bounds on multiprocessing timing anomalies", 1969): in
+    Longest processing time first (Graham: "Bounds on multiprocessing timing anomalies", 1969): in
     descending order of cost, each to the rank that has least so far. The largest rank is at most
     4/3 of the best that could be; with 16 rows a rank or more, usually 1.01 of the mean. The
     differencing method of Karmarkar and Karp came no closer on lengths of text, and took ten times
-    as long.
+    as long. Cost: 0.5 us a group.
 
     Args:
         costs: float[n], finite and not negative. Of equal ones the earlier is dealt first, so
