@@ -330,3 +330,31 @@ def test_the_site_builds_without_a_warning(tmp_path):
     pages = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.html")}
     assert listed == {host + name for name in pages - {"404.html"}}
     assert 'href="/penstock/style.css"' in (tmp_path / "404.html").read_text()
+
+
+def explained(docstring, section):
+    """The names that a section of a docstring explains."""
+    found = re.search(rf"^{section}:\n((?:(?: .*)?(?:\n|$))*)", docstring, re.MULTILINE)
+    entries = re.findall(r"^    ([*a-z_][\w, *]*):", found[1], re.MULTILINE) if found else []
+    return {name.strip(" *") for entry in entries for name in entry.split(",")}
+
+
+def parameters_of(definition):
+    """Arguments of a function; of a class, those of its constructor, or the fields."""
+    if isinstance(definition, ast.FunctionDef):
+        return {one.arg for one in ast.walk(definition.args) if isinstance(one, ast.arg)}
+    made_by = [one for one in definition.body if getattr(one, "name", "") == "__init__"]
+    fields = {one.target.id for one in definition.body if isinstance(one, ast.AnnAssign)}
+    return fields.union(*map(parameters_of, made_by))
+
+
+def test_docstrings_explain_arguments_that_there_are():
+    for name in tracked("pipeline/*.py", "datasets/*.py"):
+        for node in ast.walk(tree_of(name)):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                text = ast.get_docstring(node) or ""
+                where, there = f"{name}:{node.lineno}", parameters_of(node)
+                # A class without a constructor has that of its base.
+                assert not there or explained(text, "Args") <= there, where
+                # An error that stands deeper has become a part of the one before it.
+                assert not re.search(r"^ {5,}\w+Error(, \w+Error)*:", text, re.MULTILINE), where

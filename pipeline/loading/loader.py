@@ -143,7 +143,7 @@ class Loader:
 
         Raises:
             DataError, SampleError: as fetch does, when the batch's turn comes.
-                ConfigError: the epoch has no batch, and `start` is 0.
+            ConfigError: the epoch has no batch, and `start` is 0.
             DataError: the dataset's length has changed, or more was left out than the budget
                 allows; after the batch that went over.
         """
