@@ -109,7 +109,7 @@ class Preemption:
         threading.Thread(target=self._listen, args=(ours,), daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._ends is None:
             return
         self._is_over = True  # from here on nothing is raised
@@ -125,6 +125,12 @@ class Preemption:
         theirs = self._ends[1]
         self._ends = None
         theirs.close()  # the listener reads the end, and ends
+        stops = isinstance(error, KeyboardInterrupt | Stop | Preempted)
+        stops = stops or getattr(error, "code", 1) in (PREEMPTED, 128 + signal.SIGINT)
+        if error and self._at_once and self._raised and not (self._inherited or stops):
+            # Interrupted anywhere, a library's `finally` may fail, as OmegaConf's do: its error
+            # comes out instead, and Hydra makes it SystemExit(1).
+            raise _stop(self._raised) from error
 
     def _listen(self, ours: socket.socket) -> None:
         with ours:
@@ -171,9 +177,12 @@ class Preemption:
             return
         if self._raised is None and (self._at_once or self._waits) and not self._is_over:
             self._raised, self._waits = name, False
-            if name == "SIGINT" and self._at_once:
-                raise KeyboardInterrupt
-            raise Stop(name)
+            raise _stop(name) if self._at_once else Stop(name)
+
+
+def _stop(name: str) -> BaseException:
+    """What a signal raises in set-up."""
+    return KeyboardInterrupt() if name == "SIGINT" else Stop(name)
 
 
 _active: list[Preemption] = []

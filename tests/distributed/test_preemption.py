@@ -37,6 +37,21 @@ def test_a_signal_is_a_wish(number):
     assert said == [f"{number.name}: saving after this step; a second one leaves at once"]
 
 
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGTERM, Stop), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_an_error_that_an_interrupted_library_raises_is_the_request_to_stop(number, kind):
+    def compose():
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(60)
+        finally:
+            sys.exit(1)  # as Hydra does, when OmegaConf has failed
+
+    with pytest.raises(kind), Preemption(at_once=True):
+        compose()
+
+
 def test_it_can_be_used_again():
     for _ in range(3):
         with Preemption() as preemption:

@@ -315,9 +315,10 @@ class Check:
 
     def where(self):
         """`task=where` of a row, against the batches."""
-        if self.stream or self.draw.random() > 0.15 or not self.batches["train", 0]:
-            return
         steps = [step for epoch in (0, 1) for step, _, _ in self.batches["train", epoch]]
+        steps = [step for step in steps if step.rows]  # else all of its rows were left out
+        if self.stream or self.draw.random() > 0.15 or not steps:
+            return
         row = self.draw.choice(self.draw.choice(steps).rows)
         code = self.program("task=where", f"sample={self.own[row]}", "epochs=0:2", *MAIN)
         if code != 0:
