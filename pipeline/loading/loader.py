@@ -165,9 +165,14 @@ class Loader:
                 for result in self._transfer(results) if self._transfer else results:
                     stats.deaths = self.deaths - self._deaths_before
                     if isinstance(result, End):
-                        length = getattr(self.plan, "length", None)
-                        if length is not None and self.plan.steps(epoch) != result.request.step:
-                            log.warning("%s has not as many records as it says: %d", name, length)
+                        if (
+                            isinstance(self.plan, StreamPlan)
+                            and self.plan.length is not None
+                            and self.plan.steps(epoch) != result.request.step
+                        ):
+                            log.warning(
+                                "%s has not as many records as it says: %d", name, self.plan.length
+                            )
                         break
                     batch = self._received(result)
                     self._next = epoch, batch.request.step + 1
@@ -190,8 +195,12 @@ class Loader:
         if not stats.batches and not start and not self.plan.skipped:
             drops, size = self.plan.tail == "drop", self.plan.batch_size
             full = f"full batch of {size}; set batch.tail=keep or a smaller batch.size"
-            reason = f"epoch {epoch} of {name} has no {full if drops else 'sample'}"
-            raise ConfigError(Problem("batch.tail" if drops else "dataset", reason))
+            raise ConfigError(
+                Problem(
+                    "batch.tail" if drops else "dataset",
+                    f"epoch {epoch} of {name} has no {full if drops else 'sample'}",
+                )
+            )
         self._next = epoch + 1, 0
 
     def _received(self, batch: Batch) -> Batch:
@@ -210,8 +219,7 @@ class Loader:
         self.fetch.compared = True  # workers that begin later need not
         if self._transfer is None and self.world.device != "cpu":
             began, batch = time.perf_counter(), batch.to(self.world.device)
-            took = time.perf_counter() - began
-            batch = batch.replace(timing={**batch.timing, "transfer": took})
+            batch = batch.replace(timing={**batch.timing, "transfer": time.perf_counter() - began})
         return batch if self.batch_transform is None else self.batch_transform(batch)
 
     def state_dict(self) -> dict[str, object]:

@@ -6,7 +6,6 @@ import time
 from typing import Literal
 
 WAITS = 0.1  # share of the time waited from which on training is not the bottleneck
-Side = Literal["training", "loading", "neither"]
 
 
 class StageTimer:
@@ -23,7 +22,9 @@ class StageTimer:
         self._last = now
 
 
-def slower_side(waited: float, work: float, step: float, workers: int, busy: float) -> Side:
+def slower_side(
+    waited: float, work: float, step: float, workers: int, busy: float
+) -> Literal["training", "loading", "neither"]:
     """Which of the two bounds a run: what, made faster, makes the run faster.
 
     "neither" is where batches come late though the workers have time to spare: at the starts of

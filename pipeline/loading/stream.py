@@ -42,8 +42,8 @@ class StreamReader:
 
     def __init__(self, dataset: Any, order: StreamOrder) -> None:
         self._dataset, self._order = dataset, order
-        self._epoch = -1  # that is read
-        self._ends = np.empty(0, np.int64)  # of the shards, in their order, where that is known
+        # The epoch that is read, and the ends of its shards in their order, where they are known.
+        self._epoch, self._ends = -1, np.empty(0, np.int64)
 
     def read(self, epoch: int, start: int, stop: int, seeding: Seeding | None = None) -> Records:
         """(number, raw record) at positions start .. stop-1; fewer only where the epoch ends.
@@ -67,7 +67,7 @@ class StreamReader:
             self._seeding.restore(self._states)
         records = (self._shuffled if self._order.buffer else self._raw)(epoch, start, stop)
         # Samples draw from the same generators before reading goes on.
-        self._states = {} if self._seeding is None else self._seeding.states()
+        self._states: dict[str, Any] = {} if self._seeding is None else self._seeding.states()
         self._epoch = epoch
         return records
 
@@ -175,8 +175,10 @@ class StreamFetch(Fetch):
     def records(self, request: StreamRequest, start: int, stop: int) -> dict[int, Any]:
         """Raw records by number, at positions of the request's epoch."""
         draws = not self.draws_nothing and getattr(self.dataset, "draws", True)
-        seeding, own = self._reading if draws else None, threading.get_ident()
-        reader = self._readers.setdefault(own, StreamReader(self.dataset, self.order))
+        seeding = self._reading if draws else None  # threads share the generators it would seed
+        reader = self._readers.setdefault(
+            threading.get_ident(), StreamReader(self.dataset, self.order)
+        )
         try:
             return dict(reader.read(request.epoch, start, stop, seeding))
         except PenstockError:

@@ -76,9 +76,9 @@ class Transfer:
         return result, copied
 
     def _moved(self, kept: list[Tensor], numbers: Iterator[int], tensor: Tensor) -> Tensor:
-        is_ready = tensor.device.type != "cpu" or tensor.is_pinned()
-        pinned = tensor if is_ready else hold(tensor, kept, next(numbers))
-        return pinned.to(self._device, non_blocking=True)
+        if tensor.device.type == "cpu" and not tensor.is_pinned():
+            tensor = hold(tensor, kept, next(numbers))
+        return tensor.to(self._device, non_blocking=True)
 
     def _given(self, begun: tuple[Any, Any]) -> Any:
         """A batch that the consumer's stream may use."""

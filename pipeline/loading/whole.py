@@ -46,8 +46,11 @@ def way_of(fetch: Fetch) -> Callable[[Samples], Made] | None:
     if fetch.steps:
         (step,) = fetch.steps.values()
         stored = own and getattr(dataset, "fetches_pictures", False)
-        reads = stored or not getattr(dataset, "draws", True)
-        fits = reads and stacks and getattr(step, "takes_batches", False)
+        fits = (
+            stacks
+            and getattr(step, "takes_batches", False)
+            and (stored or not getattr(dataset, "draws", True))  # no sample is seeded here
+        )
         return partial(decoded, step, stored) if fits else None
     if hasattr(collate, "reads") and collate.reads(dataset):
         return read
@@ -58,8 +61,9 @@ def way_of(fetch: Fetch) -> Callable[[Samples], Made] | None:
 
 def read(samples: Samples) -> Made:
     """A batch into which the collate function reads rows by itself."""
-    request = samples.request
-    fields = samples.fetch.collate.read(samples.rows, request.indices, request.parts)
+    fields = samples.fetch.collate.read(
+        samples.rows, samples.request.indices, samples.request.parts
+    )
     samples.timer.lap("read")
     return fields, {}
 
@@ -73,17 +77,15 @@ def gathered(samples: Samples) -> Made:
 
 def decoded(step: Any, stored: bool, samples: Samples) -> Made:
     """A batch whose pictures `step` decodes together, from where the dataset has `stored` them."""
-    rows, indices, batch = samples.rows, samples.request.indices, dict[str, Any]()
+    rows, batch = samples.rows, dict[str, Any]()
     if stored:
-        fields, kinds = rows.fetch_batch(indices, in_place=True), rows.kinds
+        fields, kinds = rows.fetch_batch(samples.request.indices, in_place=True), rows.kinds
     else:
         samples.begin()
-        made = [samples.read(slot) for slot in range(len(indices))]
+        made = [samples.read(slot) for slot in range(len(samples.request))]
         fields, kinds = columns(made), kinds_of(made[0])
-        types = [*map(type, made[0].values())]
-        if EncodedImage not in types or any(
-            issubclass(t, Tensor) and t is not Tensor for t in types
-        ):
+        types = {*map(type, made[0].values())} - {Tensor}
+        if EncodedImage not in types or any(issubclass(kind, Tensor) for kind in types):
             raise TypeError("samples are not image files, undecoded, beside plain values")
     samples.timer.lap("read")
     for name, values in fields.items():
