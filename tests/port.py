@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,7 +27,7 @@ from penstock.distributed.parallel import Parallel, prepare
 from penstock.distributed.preemption import Preempted
 from penstock.distributed.world import World, from_environment, is_launched
 from penstock.errors import ConfigError
-from penstock.loading.bad_samples import Budget, SampleError, rule
+from penstock.loading.bad_samples import BadSamples, Budget, SampleError
 from penstock.loading.collate import Stack
 from penstock.loading.digests import batch_hash, hash_of_rows, row_hashes
 from penstock.loading.facts import table_of
@@ -186,7 +187,7 @@ def loader(
     collate = collate or Stack()
     if is_stream(dataset):
         order = StreamOrder(seed, buffer=buffer, shuffle_shards=shuffle_shards)
-        bad = rule(on_error, known or {}, None, seed) if on_error else None
+        bad = BadSamples(on_error, known or {}) if on_error else None
         fetch = StreamFetch(
             dataset,
             transform,
@@ -208,7 +209,7 @@ def loader(
         costs = PartCosts(arithmetic) if columns is None else RowCosts(arithmetic, columns)
     more = {}
     if on_error is not None:
-        more["bad"] = rule(on_error, known or {}, sampler, seed)
+        more["bad"] = BadSamples(on_error, known or {}, copy(sampler), seed)
     fetch = Fetch(dataset, transform, collate, seed, True, **more)
     limit = None if budget is None else Budget(budget, "train", lambda epoch: length)
     return Loader(Plan(sampler, size, tail, costs=costs), fetch, options, world, budget=limit)

@@ -95,8 +95,8 @@ class _Marking(Check):
     def batch_of(self, samples: Samples) -> Batch:
         request, made = samples.request, list[tuple[int, int, int]]()
         for row, sample in zip(samples.indices, samples.made, strict=True):
-            with suppress(DataError, TypeError):  # the check has said so; or it is no plain data
-                made += [] if sample is None else [(row, *_hashes(sample, self.target))]
+            with suppress(DataError, TypeError):  # the check has said so; or no plain data
+                made.append((row, *_hashes(sample, self.target)))
         marks = torch.from_numpy(np.array(made, np.int64).reshape(-1, 3))
         return Batch({"marks": marks}, request, np.arange(len(request)))
 

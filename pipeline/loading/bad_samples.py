@@ -22,10 +22,8 @@ import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import copy
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,10 +33,12 @@ from penstock.loading.facts import sample_name
 from penstock.order.keys import hash64
 from penstock.order.permutation import Permutation
 from penstock.order.plan import Request
-from penstock.order.samplers import BatchStrategy, Order
+from penstock.order.samplers import BatchStrategy
 
 OnError = Literal["raise", "substitute", "skip"]
 Stage = Literal["read", "transform", "collate"]
+# Given a request and a place in it, rows for that place, best first.
+Substitutes = Callable[[Request, int], Iterator[int]]
 
 ATTEMPTS = 10  # rows that are read instead of a bad one, at most
 
@@ -58,19 +58,14 @@ _DECODERS = {
     "wave", "xml", "zipfile", "zlib", "zstandard",
 }  # fmt: skip
 
-_WAY_OUT = "\nbad_samples.on_error=skip or substitute leaves such samples out; task=check lists all"
+_WAY_OUT = (
+    "\nbad_samples.on_error=skip or substitute leaves such samples out (a pack has every row, and "
+    "leaves none out); task=check lists all"
+)
 
 
 class SampleError(PenstockError):
     """A person's own code failed on a sample; the message ends with its traceback."""
-
-
-class BadSampleError(Exception):
-    """A row that is to be left out: the cause in one line, and whether a quarantine lists it."""
-
-    def __init__(self, cause: str, known: bool = False) -> None:
-        super().__init__(cause)
-        self.cause, self.known = cause, known
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,53 +91,30 @@ class LeftOut:
         return f"sample {sample_name(self.index, self.row)} {where}{path}: {self.cause}"
 
 
-class Substitutes(Protocol):
-    """Chooses rows that may take the place of others."""
-
-    def rows(self, request: Request, slot: int) -> Iterator[int]:
-        """Candidates for the row in `slot` of `request`; a function of its key."""
-
-
 @dataclass(frozen=True)
 class BadSamples:
     """The policy for bad samples.
 
     Attributes:
         on_error: see the module. Known samples are skipped under "raise", too.
-        substitutes: needed by "substitute"; otherwise they fill shares that would be empty.
         known: causes by row, from a quarantine; these rows are not read.
-        way_out: what a message that ends the run says about samples that cannot be read.
+        sampler: where substitutes come from; a copy, since threads ask for them. None: nothing is
+            left out, or the fetch knows substitutes.
+        seed: of the run.
     """
 
     on_error: OnError = "raise"
-    substitutes: Substitutes | None = None
     known: Mapping[int, str] = field(default_factory=dict)
-    way_out: str = _WAY_OUT
+    sampler: Any = None  # Order | BatchStrategy | None
+    seed: int = 0
 
+    def substitutes(self, request: Request, slot: int) -> Iterator[int]:
+        """Rows for the place of a bad one, best first; a function of the place's key.
 
-RAISE = BadSamples()
-
-
-def rule(
-    on_error: OnError, known: Mapping[int, str], sampler: Order | BatchStrategy | None, seed: int
-) -> BadSamples:
-    """The policy for a split; `sampler` is None for a stream, whose fetch knows its substitutes."""
-    needed = sampler is not None and (on_error != "raise" or known)
-    # A copy: the plan's own may be asked in other threads.
-    return BadSamples(on_error, FromOrder(copy(sampler), seed) if needed else None, known)
-
-
-class FromOrder:
-    """Rows from other positions of the epoch, so that subsets and weights stay what they are.
-
-    A batch strategy's row is replaced by another one of the same global batch, of the same group
-    (identity) where the strategy has groups; then by rows of other batches.
-    """
-
-    def __init__(self, sampler: Any, seed: int) -> None:
-        self.sampler, self.seed = sampler, seed
-
-    def rows(self, request: Request, slot: int) -> Iterator[int]:
+        They come from other positions of the epoch, so that subsets and weights stay what they are.
+        A batch strategy's row is replaced by another one of the same global batch, of the same
+        group (identity) where the strategy has groups; then by rows of other batches.
+        """
         sampler, epoch, position = self.sampler, request.epoch, int(request.positions[slot])
         key, size = hash64(self.seed, "substitute", epoch, position), sampler.size(epoch)
         if not isinstance(sampler, BatchStrategy):
@@ -166,40 +138,25 @@ def is_bad(error: Exception, stage: Stage) -> bool:
     of_machine = isinstance(error, OSError) and error.errno in _MACHINE_CODES
     if of_machine or isinstance(error, _NEVER) or "can't allocate memory" in str(error):
         return False
-    of_reading = stage == "read" and isinstance(error, (ValueError, RuntimeError, SyntaxError))
-    return of_reading or _is_content(error)
-
-
-def _is_content(error: Exception) -> bool:
-    """Whether only a sample's content can have raised `error`, as a rule."""
-    of_content = isinstance(error, (DataError, OSError, EOFError, UnicodeError))
+    of_reading = (ValueError, RuntimeError, SyntaxError) if stage == "read" else ()
+    of_content = isinstance(error, (DataError, OSError, EOFError, UnicodeError, *of_reading))
     return of_content or type(error).__module__.split(".")[0] in _DECODERS
 
 
 def explained(
-    error: Exception,
-    stage: Stage,
-    request: Request,
-    slot: int = 0,
-    path: str = "",
-    on_error: OnError = "raise",
-    own: int | None = None,
-    way_out: str = _WAY_OUT,
+    error: Exception, stage: Stage, on_error: OnError, sample: Callable[[str], LeftOut]
 ) -> PenstockError:
     """The error that ends the run, with the sample's index, address, file and cause.
 
     Args:
-        own: the dataset's own row, see `LeftOut.row`.
-        way_out: see `BadSamples`.
+        sample: given a cause, the sample that it is of.
     """
-    index, position = int(request.indices[slot]), int(request.positions[slot])
-    sample = partial(LeftOut, index, position, *request.address, path, row=own)
     if isinstance(error, ConfigError) and stage == "transform":
         return error
-    if isinstance(error, DataError) or (stage != "collate" and _is_content(error)):
+    if isinstance(error, DataError) or (stage != "collate" and is_bad(error, "transform")):
         can_leave_out = on_error == "raise" and stage != "collate" and is_bad(error, stage)
         name = "" if isinstance(error, DataError) else f"{type(error).__name__}: "
-        return DataError(str(sample(f"{name}{error}{way_out if can_leave_out else ''}")))
+        return DataError(str(sample(f"{name}{error}{_WAY_OUT if can_leave_out else ''}")))
     hint = (
         f"bad_samples.on_error={on_error} leaves out samples that cannot be read; an error of this "
         "kind is taken for a mistake in code, or a lack of memory. If the sample is to blame, "

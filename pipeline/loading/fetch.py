@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,8 +26,6 @@ from penstock.errors import DataError, PenstockError
 from penstock.loading import encoded, output, worker_status
 from penstock.loading.bad_samples import (
     ATTEMPTS,
-    RAISE,
-    BadSampleError,
     BadSamples,
     LeftOut,
     SampleError,
@@ -73,7 +72,6 @@ class Fetch:
 
     Attributes:
         at_once: batches may be made without samples, so that `batch_of` is not called.
-        in_turn: requests are dealt to workers, and not taken by any free worker.
         steps: of the transform, by name.
         draws_nothing: no code that makes a sample draws from a generator, as its parts declare
             (`draws = False`, `keyed = True`) or `first_of_threads` has seen. Nothing is seeded
@@ -82,7 +80,6 @@ class Fetch:
         gathers: the dataset makes whole batches, and nothing follows.
     """
 
-    in_turn: ClassVar[bool] = False
     at_once: ClassVar[bool] = True
 
     dataset: Any  # MapDataset | StreamDataset
@@ -91,7 +88,7 @@ class Fetch:
     seed: int
     hashed: bool = False
     batch_transform: Callable[[Batch], Batch] | None = None
-    bad: BadSamples = RAISE
+    bad: BadSamples = field(default_factory=BadSamples)
     fields: Fields = NAMELESS
 
     def __post_init__(self) -> None:
@@ -106,6 +103,10 @@ class Fetch:
             getattr(self.dataset, "draws", True)
             or not getattr(transform, "keyed", transform is None)
             or getattr(collate, "draws", not ours)
+        )
+        # torch's Subset only loops over `__getitem__` here, whose draws have keys of their own.
+        self.reads_many = hasattr(self.dataset, "__getitems__") and not isinstance(
+            self.dataset, Subset
         )
         self._way = way_of(self)
         self.gathers = self._way is gathered and self.batch_transform is None
@@ -123,7 +124,7 @@ class Fetch:
                 place, or rows do not fit together.
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
-        return self.made(request, self.dataset, StageTimer())
+        return self.made(request, self.dataset, StageTimer(), self.bad.substitutes)
 
     def first_of_threads(self, request: Any) -> Any:
         """The batch of `request`, made in this thread; from then on threads may make others.
@@ -142,62 +143,67 @@ class Fetch:
         """The dataset of `get_worker_info()` in a worker process, for `worker_init_fn`."""
         return self.dataset
 
-    def substitutes(self, rows: Any) -> Substitutes | None:
-        """Rows that may take the place of bad ones."""
-        return self.bad.substitutes
-
-    def made(self, request: Request, rows: Any, timer: StageTimer) -> Batch:
+    def made(
+        self, request: Request, rows: Any, timer: StageTimer, substitutes: Substitutes
+    ) -> Batch:
         """The batch of `request` with its samples read from `rows`, by index."""
-        samples, unlike = Samples(self, request, rows, timer), ""
+        warnings = dict[str, str]()
         try:
-            batch = self._at_once(samples)
-            if batch is None and self.draws_nothing:
-                batch, unlike = self._by_sample(samples, begin_sample)
-            elif batch is None:
-                make = partial(self._by_sample, samples, self._seeding.seed)
-                batch, unlike = self._seeding.run(make, request.epoch)
-                self.compared = True
+            batch = self._made(Samples(self, request, rows, timer, substitutes, warnings))
         finally:
             begin_sample(None)
-        if unlike and self.hashed:
-            raise SampleError(f"{unlike}. A hash of it would say nothing")
-        samples.warnings |= {"unrepeatable": unlike} if unlike else {}
-        return self._finished(batch, samples)
+        if self.batch_transform is not None:  # the samples' memory is free meanwhile
+            worker_status.report(worker_status.WHOLE, worker_status.BATCH)
+            batch = self.batch_transform(batch)
+            timer.lap("batch")
+        for kind, text in [*encoded.notices.items()]:  # threads add to it
+            # Boxes, masks or points, perhaps, of images that nobody has looked at before.
+            firsts = (v[0] if isinstance(v, list) and v else v for v in batch.values())
+            places = any(getattr(first, "ndim", 0) in (2, 3) for first in firsts)
+            if kind != "turned" or (places and not hasattr(self.dataset, "check_turns")):
+                warnings[f"lost {kind}"] = text
+        return batch.replace(warnings=warnings) if warnings else batch
 
-    def _at_once(self, samples: Samples) -> Batch | None:
-        """The batch without its samples, where that works."""
-        if self._way is None or samples.has_known:
-            return None
-        try:
-            fields, kinds = self._way(samples)
-        except (PenstockError, Mismatch, BadSampleError):
-            return None  # sample by sample it is found what is wrong
-        except Exception as error:
+    def _made(self, samples: Samples) -> Batch:
+        """The batch before its transforms: at once where that works, else of its samples."""
+        failure = ""
+        if self._way is not None and not samples.has_known:
+            try:
+                return samples.batch(*self._way(samples))
+            except Exception as error:  # sample by sample it is found what is wrong
+                of_rows = isinstance(error, (PenstockError, Mismatch, OSError))
+                failure = "" if of_rows else in_one_line(error)
+        if self.draws_nothing:
+            batch = self._by_sample(samples, begin_sample)
+        else:
+            make = partial(self._by_sample, samples, self._seeding.seed)
+            batch = self._seeding.run(make, samples.asked.epoch)
+            if not self.compared:
+                self._compare(samples)
+                self.compared = True
+        if failure and not samples.bad:
+            self._way = None  # the next ones would be read twice as well
             samples.warnings["slow"] = (
                 f"batch {samples.asked.address} is made sample by sample, which takes longer: "
-                f"{in_one_line(error)}"
+                f"{failure}"
             )
-            self._way = None  # the next ones would be read twice as well
-            return None
-        return samples.batch(fields, kinds)
+        return batch
 
-    def _by_sample(self, samples: Samples, seed: Callable[[int], None]) -> tuple[Batch, str]:
-        """The batch of samples, and how the first one differs if it is made again."""
+    def _by_sample(self, samples: Samples, seed: Callable[[int], None]) -> Batch:
+        """The batch of samples that are made one by one, each begun by `seed` with its key."""
+        samples.begin(seed)
         with output.batch(len(samples.indices)):
-            samples.begin(seed)
             for slot, key in enumerate(samples.keys.tolist()):
                 seed(key)
-                try:
-                    samples.made.append(samples.make(slot))
-                except BadSampleError as error:
-                    samples.made.append(None)
-                    # Without its traceback, whose frames hold all that was read of the sample.
-                    samples.bad[slot] = BadSampleError(error.cause, error.known)
+                samples.made.append(samples.make(slot, samples.indices[slot]))
                 samples.timer.lap("transform")
-            first = {} if self.compared else _digests(samples.made[0])
+            samples.early = None  # what is read from now on takes the place of something
+            samples.bad = {
+                slot: one for slot, one in enumerate(samples.made) if isinstance(one, LeftOut)
+            }
+            samples.first = {} if self.compared else _digests(samples.made[0])
             worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
-            batch = self.batch_of(samples)
-        return batch, samples.unlike(first) if first else ""
+            return self.batch_of(samples)
 
     def batch_of(self, samples: Samples) -> Batch:
         """The batch of samples that were made."""
@@ -217,67 +223,78 @@ class Fetch:
                 "collate=list to stack nothing)"
             ) from error
         except Exception as error:
-            row = int(request.indices[0])
-            raise explained(error, "collate", request, own=own_row(self.dataset, row)) from error
+            first = partial(samples.left_out, int(places[0]), int(request.indices[0]))
+            raise explained(error, "collate", self.bad.on_error, first) from error
         hashes = [hash_sample(sample) for sample in made] if self.hashed else None
         if hashes and request.parts is not None:  # which tokens of it, and in which block
             hashes = [hash_sample([*both]) for both in zip(hashes, request.parts, strict=True)]
         samples.timer.lap("collate")
         return samples.batch(fields, kinds_of(made[0]), places=places, hashes=hashes)
 
-    def _finished(self, batch: Batch, samples: Samples) -> Batch:
-        """The batch after its transforms, with what its files have lost."""
-        samples.made, samples.early = [], None  # their memory is free meanwhile
-        if self.batch_transform is not None:
-            worker_status.report(worker_status.WHOLE, worker_status.BATCH)
-            batch = self.batch_transform(batch)
-            samples.timer.lap("batch")
-        for kind, text in [*encoded.notices.items()]:  # threads add to it
-            # Boxes, masks or points, perhaps, of images that nobody has looked at before.
-            firsts = (v[0] if isinstance(v, list) and v else v for v in batch.values())
-            places = any(getattr(first, "ndim", 0) in (2, 3) for first in firsts)
-            if kind != "turned" or (places and not hasattr(self.dataset, "check_turns")):
-                samples.warnings[f"lost {kind}"] = text
-        return batch.replace(warnings=samples.warnings) if samples.warnings else batch
+    def failed(self, error: Exception, stage: Stage, sample: Callable[[str], LeftOut]) -> LeftOut:
+        """A sample that failed, as it is left out.
 
-    def failed(self, error: Exception, stage: Stage, samples: Samples, slot: int) -> Exception:
-        """The error to raise for a sample that failed: it leaves the row out, or ends the run."""
-        row, bad = samples.indices[slot], self.bad
-        if bad.on_error != "raise" and is_bad(error, stage):
-            return BadSampleError(in_one_line(error))
-        path, own = path_of(self.dataset, row), own_row(self.dataset, row)
-        return explained(error, stage, samples.asked, slot, path, bad.on_error, own, bad.way_out)
+        Args:
+            sample: given a cause, the sample that it is of.
+
+        Raises:
+            DataError, SampleError: it ends the run.
+        """
+        if self.bad.on_error == "raise" or not is_bad(error, stage):
+            raise explained(error, stage, self.bad.on_error, sample) from error
+        return sample(in_one_line(error))
+
+    def _compare(self, samples: Samples) -> None:
+        """Warn if the first sample is another one when it is made again."""
+        first = again = samples.first
+        with suppress(Exception):  # a bad one
+            samples.seed(int(samples.keys[0]))
+            # Of a copy: a step may write into a row that the dataset hands out again.
+            row = deepcopy(samples.read(0, samples.indices[0]))
+            again = _digests(row if self.transform is None else self.transform(row))
+        names = " and ".join(repr(name) for name in first if first[name] != again.get(name))
+        if names:
+            where = f"epoch {samples.asked.epoch}, position {samples.asked.positions[0]}"
+            unlike = f"sample {samples.indices[0]} ({where}) has another {names} when it is made "
+            samples.warnings["unrepeatable"] = f"{unlike}again. {_ADVICE}"
+            if self.hashed:
+                raise SampleError(f"{unlike}again. {_ADVICE}. A hash of it would say nothing")
 
 
 class Samples:
-    """The samples of one request, read, named and transformed.
+    """The samples of one request.
 
     Args:
         rows: what they are read from, by index.
+        substitutes: the rows that may take the place of a bad one, best first.
+        warnings: messages to log, by kind; what is found is added.
 
     Attributes:
         asked: the request.
         request: the same; after `leave_out`, without the bad ones.
         indices: the rows that were asked for.
-        made: the samples so far, None in the place of a bad one.
-        bad: why samples are to be left out, by their places in the request.
-        left_out: the same for a person; bad padding is not listed.
-        restore: fields -> a sample as the dataset gives it; None for dicts.
+        made: the samples so far, with what is left out in the places of bad ones.
+        bad: these, by their places in the request.
         early: rows that were read at once.
-        warnings: messages to log, by kind.
+        first: hashes of the first sample's fields, before it was collated.
+        restore: fields -> a sample as the dataset gives it; None for dicts.
     """
 
-    def __init__(self, fetch: Fetch, request: Request, rows: Any, timer: StageTimer) -> None:
+    def __init__(
+        self,
+        fetch: Fetch,
+        request: Request,
+        rows: Any,
+        timer: StageTimer,
+        substitutes: Substitutes,
+        warnings: dict[str, str],
+    ) -> None:
         self.fetch, self.asked, self.rows, self.timer = fetch, request, rows, timer
+        self.request, self.substitutes, self.warnings = request, substitutes, warnings
         self.indices: list[int] = request.indices.tolist()
-        self.request, self.warnings = request, dict[str, str]()
-        self.bad = dict[int, BadSampleError]()
-        self.early: list[Any] | None = None
+        self.bad = dict[int, LeftOut]()
         self.restore: Restore | None = None
-        # torch's Subset only loops over `__getitem__` here, whose draws have keys of their own.
-        self._many = hasattr(rows, "__getitems__") and not isinstance(rows, Subset)
-        self._known, transform = fetch.bad.known, fetch.transform
-        self._transform = (lambda sample: sample) if transform is None else transform
+        self._known = fetch.bad.known
         self.has_known = bool(self._known) and not self._known.keys().isdisjoint(self.indices)
         self._cell = worker_status.current.cell
 
@@ -292,81 +309,55 @@ class Samples:
         return [] if self.request.parts is None else [self.request.parts]
 
     def begin(self, seed: Callable[[int], None] = begin_sample) -> None:
-        """Read what can be read at once.
+        """Read what can be read at once; `seed` begins a sample, given its key."""
+        self.seed, self.request, self.made = seed, self.asked, list[Any]()
+        self.early: list[Any] | None = None
+        if self.fetch.reads_many and not self.has_known:
+            with suppress(Exception):  # row by row it is found which one is to blame
+                read = partial(self.rows.__getitems__, list(self.indices))
+                rows, drawn = (read(), []) if self.fetch.draws_nothing else watch(read)
+                self.fetch.reads_many = not drawn  # row by row, each row's draws have a key
+                self.early = None if drawn else rows
 
-        Args:
-            seed: begins a sample, given its key.
-        """
-        self.seed, self.made, self.bad = seed, list[Any](), dict[int, BadSampleError]()
-        self.request, self.early = self.asked, None
-        if not self._many or self.has_known:
-            return
-        read = partial(self.rows.__getitems__, list(self.indices))
-        try:
-            rows, drawn = (read(), []) if self.fetch.draws_nothing else watch(read)
-        except Exception:  # row by row it is found which one is to blame
-            return
-        if drawn:
-            raise SampleError(
-                f"{type(self.rows).__name__}.__getitems__ draws from {' and '.join(drawn)}; it "
-                "reads many samples at once, so its draws have no key. Draw in a transform instead"
-            )
-        self.early = [row if type(row) is dict else self._named(row) for row in rows]
-        self.timer.lap("read")
-
-    def read(self, slot: int, row: int | None = None) -> Any:
-        """The sample in `slot` before its transforms, or that of another row in its place.
-
-        Raises:
-            BadSampleError: it is to be left out.
-            DataError, SampleError: it ends the run.
-        """
+    def read(self, slot: int, row: int) -> Any:
+        """The sample of a row, for `slot`, before its transforms."""
         cell = self._cell
         cell[worker_status.PLACE], cell[worker_status.STAGE] = slot, worker_status.READ
-        if row is None:
-            if self.early is not None:
-                return self.early[slot]
-            row = self.indices[slot]
-        if row in self._known:
-            raise BadSampleError(self._known[row], known=True)
-        try:
-            sample = self.rows.__getitems__([row])[0] if self._many else self.rows[row]
-            return sample if type(sample) is dict else self._named(sample)
-        except Exception as error:
-            raise self.fetch.failed(error, "read", self, slot) from error
+        sample = self.rows[row] if self.early is None else self.early[slot]
+        if type(sample) is dict:
+            return sample
+        self.restore = self.restore or restorer(sample)
+        return self.fetch.fields.named(sample)
 
-    def make(self, slot: int, row: int | None = None) -> Any:
-        """The sample in `slot`, or that of another row in its place; raises as `read`."""
-        sample = self.read(slot, row)
-        self._cell[worker_status.STAGE] = worker_status.TRANSFORM
-        if self.early is None:
-            self.timer.lap("read")
+    def make(self, slot: int, row: int) -> Any:
+        """The sample of a row, for `slot`; as `LeftOut` if it is bad, or known to be.
+
+        Raises:
+            DataError, SampleError: it ends the run.
+        """
+        if row in self._known:
+            return self.left_out(slot, row, self._known[row], known=True)
+        stage: Stage = "read"
         try:
-            return self._transform(sample)
+            sample = self.read(slot, row)
+            self.timer.lap("read")
+            stage, self._cell[worker_status.STAGE] = "transform", worker_status.TRANSFORM
+            transform = self.fetch.transform
+            return sample if transform is None else transform(sample)
         except Exception as error:
-            raise self.fetch.failed(error, "transform", self, slot) from error
+            return self.fetch.failed(error, stage, partial(self.left_out, slot, row))
 
     def batch(self, fields: Mapping[str, Any], kinds: Mapping[str, str], **more: Any) -> Batch:
         """The batch of these fields; further arguments as for `Batch`."""
-        left_out = tuple(self._left_out(slot) for slot in self.bad if slot < self.asked.valid)
+        left_out = tuple(one for slot, one in self.bad.items() if slot < self.asked.valid)
         timing = self.timer.seconds
         return Batch(fields, self.request, kinds=kinds, timing=timing, left_out=left_out, **more)
 
-    def unlike(self, first: Mapping[str, bytes]) -> str:
-        """A message about the first sample if it differs when it is made again; else "".
-
-        Args:
-            first: hashes of its fields.
-        """
-        again = first
-        with suppress(Exception):  # a bad one
-            self.seed(int(self.keys[0]))
-            # Of a copy: a step may write into a row that the dataset hands out again.
-            again = _digests(self._transform(deepcopy(self.read(0, self.indices[0]))))
-        names = " and ".join(repr(name) for name in first if first[name] != again.get(name))
-        where = f"epoch {self.asked.epoch}, position {self.asked.positions[0]}"
-        unlike = f"sample {self.indices[0]} ({where}) has another {names} when it is made again"
-        return f"{unlike}. {_ADVICE}" if names else ""
+    def left_out(self, slot: int, row: int, cause: str, known: bool = False) -> LeftOut:
+        """The sample of a row, for `slot`, as one that is left out."""
+        dataset, position = self.fetch.dataset, int(self.asked.positions[slot])
+        path, own = path_of(dataset, row), own_row(dataset, row)
+        return LeftOut(row, position, *self.asked.address, path, cause, known, own)
 
     def leave_out(self) -> IntArray:
         """Take the bad samples out, or put others in their places; the place of each that stays.
@@ -397,26 +388,15 @@ class Samples:
         )
         return np.array(places, dtype=np.int64)
 
-    def _named(self, sample: Any) -> dict[str, Any]:
-        self.restore = self.restore or restorer(sample)
-        return self.fetch.fields.named(sample)
-
-    def _left_out(self, slot: int) -> LeftOut:
-        row, position, error = self.indices[slot], int(self.asked.positions[slot]), self.bad[slot]
-        path, own = path_of(self.fetch.dataset, row), own_row(self.fetch.dataset, row)
-        return LeftOut(row, position, *self.asked.address, path, error.cause, error.known, own)
-
     def _substitute(self, slot: int) -> tuple[int, Any]:
         """Row and sample for the place of a bad one; its draws are those of the place."""
-        spare = self.fetch.substitutes(self.rows)
-        for row, _ in zip(
-            spare.rows(self.asked, slot) if spare else (), range(ATTEMPTS), strict=False
-        ):
+        for row in islice(self.substitutes(self.asked, slot), ATTEMPTS):
             self.seed(int(self.keys[slot]))
-            with suppress(BadSampleError):
-                return row, self.make(slot, row)
+            sample = self.make(slot, row)
+            if not isinstance(sample, LeftOut):
+                return row, sample
         raise DataError(
-            f"{str(self._left_out(slot)).rstrip('.')}. Nothing could be read in its place either "
+            f"{str(self.bad[slot]).rstrip('.')}. Nothing could be read in its place either "
             f"({ATTEMPTS} attempts at most)"
         )
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import DataError, PenstockError
-from penstock.loading.bad_samples import ATTEMPTS, Substitutes
+from penstock.loading.bad_samples import ATTEMPTS
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import Fetch
 from penstock.loading.stage_timer import StageTimer
@@ -167,10 +167,8 @@ class StreamFetch(Fetch):
         batch = Request(*request.address, positions, np.array([*records], np.int64), count)
         size = full if self.tail == "pad" else count
         share = deal(batch, size, request.rank, request.world, self.together)
-        return self.made(share, _Decoded(self, request, records), timer)
-
-    def substitutes(self, rows: Any) -> Substitutes:
-        return rows  # `_Decoded` knows all records of the batch
+        rows = _Decoded(self, request, records)
+        return self.made(share, rows, timer, rows.substitutes)
 
     def records(self, request: StreamRequest, start: int, stop: int) -> dict[int, Any]:
         """Raw records by number, at positions of the request's epoch."""
@@ -211,8 +209,8 @@ class _Decoded:
         decode = getattr(self._fetch.dataset, "decode", None)
         return record if decode is None else decode(record)
 
-    def rows(self, request: Request, slot: int) -> Iterator[int]:
-        """Numbers of records for the place of a bad one, as `bad_samples.Substitutes`."""
+    def substitutes(self, request: Request, slot: int) -> Iterator[int]:
+        """Numbers of records for the place of a bad one: it knows all of the global batch."""
         key = hash64(self._fetch.seed, "substitute", request.epoch, int(request.positions[slot]))
         own, count = int(request.indices[slot]), len(self._numbers)
         order = Permutation(count, key)(np.arange(count)).tolist()

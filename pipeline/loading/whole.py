@@ -82,7 +82,7 @@ def decoded(step: Any, stored: bool, samples: Samples) -> Made:
         fields, kinds = rows.fetch_batch(samples.request.indices, in_place=True), rows.kinds
     else:
         samples.begin()
-        made = [samples.read(slot) for slot in range(len(samples.request))]
+        made = [samples.read(slot, row) for slot, row in enumerate(samples.indices)]
         fields, kinds = columns(made), kinds_of(made[0])
         types = {*map(type, made[0].values())} - {Tensor}
         if EncodedImage not in types or any(issubclass(kind, Tensor) for kind in types):

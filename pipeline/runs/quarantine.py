@@ -14,6 +14,7 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, Problem
 from penstock.files.disk import append, writing
-from penstock.loading.bad_samples import BadSamples, LeftOut, OnError, path_of, rule
+from penstock.loading.bad_samples import BadSamples, LeftOut, OnError, path_of
 from penstock.loading.facts import SomeRows, unfiltered, unfiltered_fingerprint
 from penstock.order.plan import Plan, StreamPlan
 from penstock.runs.left_out import (
@@ -181,9 +182,10 @@ def policy(
     """
     if split == "val" and on_error == "substitute":
         on_error = "skip"
-    sampler = None if isinstance(plan, StreamPlan) else plan.sampler
+    needed = isinstance(plan, Plan) and (on_error != "raise" or path)
+    sampler = copy(plan.sampler) if needed else None
     if not path:
-        return rule(on_error, {}, sampler, seed)
+        return BadSamples(on_error, {}, sampler, seed)
     if isinstance(plan, StreamPlan):
         shards = len(dataset.shards()) if hasattr(dataset, "shards") else 1
         if hasattr(dataset, "set_epoch") or (plan.sampler.shuffle_shards and shards > 1):
@@ -202,4 +204,4 @@ def policy(
     if isinstance(dataset, SomeRows):
         numbers = np.flatnonzero(np.isin(dataset.rows, list(known)))
         known = {number: known[int(dataset.rows[number])] for number in numbers.tolist()}
-    return rule(on_error, known, sampler, seed)
+    return BadSamples(on_error, known, sampler, seed)

@@ -7,6 +7,7 @@ far. Cost: about an epoch of loading, twice that for JPEG and FLAC.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +21,9 @@ from penstock.config.schema import Config
 from penstock.distributed.preemption import Stop
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
-from penstock.loading.bad_samples import BadSampleError, LeftOut, Stage, in_one_line, path_of
+from penstock.loading.bad_samples import LeftOut, Stage, in_one_line
 from penstock.loading.batch import Batch
-from penstock.loading.facts import own_row, unfiltered_fingerprint
+from penstock.loading.facts import unfiltered_fingerprint
 from penstock.loading.fetch import Fetch, Samples
 from penstock.loading.loader import Loader
 from penstock.loading.stream import StreamFetch
@@ -118,12 +119,12 @@ class Check(Fetch):
         left_out = tuple(entry for entry in wrong if entry is not None)
         return Batch({}, request, np.arange(len(request)), left_out=left_out)
 
-    def failed(self, error: Exception, stage: Stage, samples: Samples, slot: int) -> Exception:
+    def failed(self, error: Exception, stage: Stage, sample: Callable[[str], LeftOut]) -> LeftOut:
         cause = in_one_line(error)
-        return BadSampleError(cause if stage == "read" else f"{stage} failed: {cause}")
+        return sample(cause if stage == "read" else f"{stage} failed: {cause}")
 
     def _wrong(self, samples: Samples, slot: int) -> LeftOut | None:
-        row, position = samples.indices[slot], int(samples.request.positions[slot])
+        row = samples.indices[slot]
         cause = samples.bad[slot].cause if slot in samples.bad else not_finite(samples.made[slot])
         if cause is None and hasattr(self.dataset, "check"):
             try:
@@ -132,10 +133,7 @@ class Check(Fetch):
                 raise
             except Exception as error:
                 cause = in_one_line(error)
-        if cause is None:
-            return None
-        path, own = path_of(self.dataset, row), own_row(self.dataset, row)
-        return LeftOut(row, position, *samples.request.address, path, cause, row=own)
+        return None if cause is None else samples.left_out(slot, row, cause)
 
 
 class CheckStream(Check, StreamFetch):

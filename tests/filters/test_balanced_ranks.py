@@ -13,7 +13,7 @@ from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.build.data import DataParts
 from penstock.distributed.world import World
-from penstock.loading.bad_samples import rule
+from penstock.loading.bad_samples import BadSamples
 from penstock.loading.digests import batch_hash
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
@@ -66,7 +66,7 @@ def loading(kind, world=None, bad=None):
         sampler = Random(50, 0)
         columns = {"length": documents.lengths}
         costs = RowCosts(Arithmetic("length", "batch.balance"), columns)
-    given = {"bad": rule(bad, {}, sampler, 0)} if bad else {}
+    given = {"bad": BadSamples(bad, {}, sampler, 0)} if bad else {}
     fetch = Fetch(documents, None, Flatten(), 0, hashed=True, **given)
     return Loader(Plan(sampler, SIZE, costs=costs), fetch, world=world)
 

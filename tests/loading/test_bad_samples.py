@@ -308,10 +308,16 @@ class AtOnce(toy.Pictures):
         super().__init__()
         self.bad, self.calls = set(bad), []
 
+    def __getitem__(self, index):
+        self.calls.append([index])
+        if index in self.bad:
+            raise OSError("no such block")
+        return super().__getitem__(index)
+
     def __getitems__(self, indices):
         self.calls.append(list(indices))
         if self.bad.intersection(indices):
-            raise OSError("no such block")
+            raise OSError("no such block among these")
         return [super(AtOnce, self).__getitem__(index) for index in indices]
 
 

@@ -245,7 +245,7 @@ def test_a_step_that_cannot_be_sent_to_workers_is_named():
 
 @pytest.mark.parametrize("way", ["skip", "substitute"])
 def test_bad_samples_leave_a_batch_alike_however_it_was_shared_out(way):
-    from penstock.loading.bad_samples import rule
+    from penstock.loading.bad_samples import BadSamples
     from penstock.loading.collate import Stack
     from penstock.loading.digests import batch_hash
     from penstock.loading.fetch import Fetch
@@ -265,7 +265,7 @@ def test_bad_samples_leave_a_batch_alike_however_it_was_shared_out(way):
     for world in (1, 2, 3, 4):
         sampler = Random(40, 0)
         plan = Plan(sampler, 14, together=compose.together)
-        bad = rule(way, {}, sampler, 0)
+        bad = BadSamples(way, {}, sampler, 0)
         fetch = Fetch(Damaged(), None, Stack(), 0, True, compose, bad)
         hashes.add(batch_hash([fetch(plan.request(0, 1, rank, world)) for rank in range(world)]))
     assert len(hashes) == 1

@@ -15,7 +15,6 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torchvision import tv_tensors
 
 from penstock.errors import DataError
-from penstock.loading.bad_samples import SampleError
 from penstock.loading.batch import Batch
 from penstock.loading.collate import List, Pad, Stack
 from penstock.loading.digests import batch_hash, hash_sample
@@ -157,25 +156,28 @@ def test_pad_refuses_unknown_fields_and_other_dimensions():
 class AtOnce(toy.Pictures):
     """Reads many rows at once."""
 
-    draws = False
-
     def __getitems__(self, indices):
-        if self.draws:
-            torch.rand(1)
         return [self[index] for index in indices]
+
+
+class Noisy(toy.Pictures):
+    """Draws where a row is read."""
+
+    def __getitem__(self, index):
+        return {**super().__getitem__(index), "noise": torch.rand(2)}
+
+
+class NoisyAtOnce(Noisy):
+    __getitems__ = AtOnce.__getitems__
 
 
 def test_a_dataset_may_read_a_batch_at_once():
     plan = Plan(Random(40, 0), 8)
-    one, many = (
-        Fetch(kind(), toy.Everywhere(), Stack(), 0, hashed=True)(plan.request(0, 1))
-        for kind in (toy.Pictures, AtOnce)
-    )
-    assert batch_hash([one]) == batch_hash([many])
-    drawing = AtOnce()
-    drawing.draws = True
-    with pytest.raises(SampleError, match=r"AtOnce.__getitems__ draws from torch"):
-        Fetch(drawing, None, Stack(), 0)(plan.request(0, 1))
+    for kinds in ((toy.Pictures, AtOnce), (Noisy, NoisyAtOnce)):
+        one, many = (Fetch(kind(), toy.Everywhere(), Stack(), 0, hashed=True) for kind in kinds)
+        for step in (1, 0):
+            asked = plan.request(0, step)
+            assert batch_hash([one(asked)]) == batch_hash([many(asked)])
 
 
 def test_a_bad_row_among_many_is_named():

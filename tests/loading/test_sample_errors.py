@@ -18,7 +18,6 @@ from penstock.loading.bad_samples import (
     is_bad,
 )
 from penstock.loading.compose import Compose, Views, further_views
-from penstock.order.plan import Request
 
 
 @pytest.mark.parametrize(
@@ -39,14 +38,19 @@ def test_an_error_is_the_samples_or_not(error, read, transform):
     assert transform is None or is_bad(error, "transform") is transform
 
 
-REQUEST = Request(2, 3, np.array([40, 41]), np.array([7, 8]), 2)
 WHERE = "sample 8 (epoch 2, step 3, position 41)"
 
 
 @pytest.mark.parametrize(
     ("error", "stage", "on_error", "kind", "message"),
     [
-        (DataError("odd"), "read", "raise", DataError, f"{WHERE} p.png: odd; leave it out"),
+        (
+            DataError("odd"),
+            "read",
+            "raise",
+            DataError,
+            f"{WHERE} p.png: odd\nbad_samples.on_error=skip or",
+        ),
         (DataError("odd"), "read", "skip", DataError, f"{WHERE} p.png: odd$"),
         (DataError("p.png is odd"), "read", "skip", DataError, f"{WHERE}: p.png is odd$"),
         (UnreachableError("far"), "read", "raise", DataError, f"{WHERE} p.png: far$"),
@@ -82,7 +86,7 @@ WHERE = "sample 8 (epoch 2, step 3, position 41)"
     ],
 )
 def test_an_error_names_its_sample_and_the_way_out(error, stage, on_error, kind, message):
-    told = explained(error, stage, REQUEST, 1, "p.png", on_error, way_out="; leave it out")
+    told = explained(error, stage, on_error, lambda cause: LeftOut(8, 41, 2, 3, "p.png", cause))
     assert type(told) is kind
     assert str(told) == message[:-1] if message.endswith("$") else str(told).startswith(message)
 

@@ -232,13 +232,6 @@ def test_points_and_unequal_fields_are_refused_as_ever(root, monkeypatch):
         fetch(dataset, DecodeResize(20))(requests(dataset)[0])
 
 
-class OthersInstead:
-    """The first rows stand in for bad ones."""
-
-    def rows(self, request, place):
-        return iter(range(5))
-
-
 @pytest.mark.parametrize("action", ["raise", "skip", "substitute"])
 def test_a_bad_file_is_found_and_reported(root, action, tmp_path):
     for path in root.rglob("*.*"):
@@ -247,7 +240,7 @@ def test_a_bad_file_is_found_and_reported(root, action, tmp_path):
     bad = sorted(tmp_path.rglob("*.jpg"))[4]
     bad.write_bytes(bad.read_bytes()[:300])
     dataset = ImageFolder(str(tmp_path), "train", val_fraction=0.0, lazy=True)
-    bad_samples = BadSamples(action, OthersInstead())
+    bad_samples = BadSamples(action, sampler=Sequential(len(dataset)))
     work = fetch(dataset, DecodeResize(20), bad=bad_samples)
     (row,) = [row for row in range(len(dataset)) if dataset.path(row) == str(bad)]
     (request,) = [one for one in requests(dataset, 12) if row in one.indices]

@@ -308,7 +308,7 @@ def test_a_bad_row_is_found(action, tmp_path):
     values[17] = float("inf")
     write(tmp_path / "x.parquet", pa.table({"x": values, "n": pa.array([*range(29), None])}))
     data = Parquet(str(tmp_path), val_fraction=0.0)
-    work = Fetch(data, None, Stack(), 0, bad=BadSamples(on_error=action))
+    work = Fetch(data, None, Stack(), 0, bad=BadSamples(action, sampler=Sequential(len(data))))
     batches = made(work, requests_of(data))
     if action == "raise":
         assert "row 17, column 'x': inf is not finite" in batches[2]

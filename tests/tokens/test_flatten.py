@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.errors import DataError
-from penstock.loading.bad_samples import rule
+from penstock.loading.bad_samples import BadSamples
 from penstock.loading.collate import Mismatch
 from penstock.loading.digests import batch_hash
 from penstock.loading.fetch import Fetch
@@ -135,10 +135,10 @@ def test_workers_and_resuming_change_nothing():
 def test_bad_rows_are_left_out_or_replaced_within_their_room():
     documents = Documents(lengths_of(), bad=[3, 50, 51])
     plan = plan_of(documents)
-    skip = fetch_of(documents, rule("skip", {}, plan.sampler, 0))
-    substitute = fetch_of(documents, rule("substitute", {}, plan.sampler, 0))
+    skip = fetch_of(documents, BadSamples("skip", {}, plan.sampler, 0))
+    substitute = fetch_of(documents, BadSamples("substitute", {}, plan.sampler, 0))
     causes = dict.fromkeys([3, 50, 51], "known")
-    quarantined = fetch_of(documents, rule("raise", causes, plan.sampler, 0))
+    quarantined = fetch_of(documents, BadSamples("raise", causes, plan.sampler, 0))
     rows = []
     for step in range(len(plan)):
         request = plan.request(0, step)

@@ -33,7 +33,6 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.disk import sync_folder
 from penstock.files.locks import lock, lock_beside
 from penstock.files.paths import is_remote, join
-from penstock.loading.bad_samples import BadSamples
 from penstock.loading.batch import Batch
 from penstock.loading.encoded import EncodedImage
 from penstock.loading.fetch import Fetch
@@ -107,7 +106,6 @@ def pack(
                 recipe.steps(),
                 _Plain(recipe.collate()),
                 0,
-                bad=BadSamples(way_out=_WAY_OUT),
                 fields=names or Fields(),
             ),
             options or LoaderOptions(),
