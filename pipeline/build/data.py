@@ -22,8 +22,8 @@ from penstock.errors import ConfigError, Problem
 from penstock.files.limits import DEFAULT
 from penstock.loading.bad_samples import Budget
 from penstock.loading.collate import List, Single
-from penstock.loading.compose import Compose, Views
-from penstock.loading.facts import SomeRows, classes_of, facts_of, table_for, tokenizer_of
+from penstock.loading.compose import Compose
+from penstock.loading.facts import SomeRows, classes_of, facts_of, table_for
 from penstock.loading.fetch import Fetch, refuse_postscript
 from penstock.loading.fields import Fields, OwnCollate
 from penstock.loading.loader import Loader
@@ -250,8 +250,11 @@ class Split:
         if (ignored := self.config.objective.get("ignored")) is not None:
             for step in steps.values():
                 fill_masks(step, ignored)
-        views = self.config.transform.views
-        return Compose({"views": Views(steps, views)} if views > 1 else steps)
+        if (views := self.config.transform.views) > 1:
+            from penstock.addons.pairs.views import Views
+
+            steps = {"views": Views(steps, views)}
+        return Compose(steps)
 
     @cached_property
     def batch_transform(self) -> BatchCompose:
@@ -323,7 +326,11 @@ class Split:
         """
         dataset, columns = self.dataset, _columns_read(self.config.sampler)
         # No lambda: it may go to worker processes, which look there for a bad row's substitute.
-        table = partial(table_for, columns, dataset, self.data.fields, self.transform.steps)
+        table: Any = partial(table_for, columns, dataset, self.data.fields)
+        if self._tokenizer is not None:
+            from penstock.addons.tokens.lengths import table_in_tokens
+
+            table = partial(table_in_tokens, *table.args, steps=self.transform.steps)
         supply: dict[str, Any] = {
             "length": len(dataset),
             "seed": self.config.seed,
@@ -355,9 +362,8 @@ class Split:
     @property
     def _tokenizer(self) -> Any:
         """The step whose tokens are the lengths that the sampler chooses by; None without one."""
-        return tokenizer_of(
-            self.transform.steps if "length" in _columns_read(self.config.sampler) else {}
-        )
+        steps = self.transform.steps if "length" in _columns_read(self.config.sampler) else {}
+        return next((step for step in steps.values() if hasattr(step, "counting")), None)
 
     @property
     def packs(self) -> bool:

@@ -155,8 +155,7 @@ def explained(
         return error
     if isinstance(error, DataError) or (stage != "collate" and is_bad(error, "transform")):
         can_leave_out = on_error == "raise" and stage != "collate" and is_bad(error, stage)
-        name = "" if isinstance(error, DataError) else f"{type(error).__name__}: "
-        return DataError(str(sample(f"{name}{error}{_WAY_OUT if can_leave_out else ''}")))
+        return DataError(str(sample(_named(error) + _WAY_OUT * can_leave_out)))
     hint = (
         f"bad_samples.on_error={on_error} leaves out samples that cannot be read; an error of this "
         "kind is taken for a mistake in code, or a lack of memory. If the sample is to blame, "
@@ -170,8 +169,11 @@ def explained(
 
 def in_one_line(error: Exception) -> str:
     """The error for tables: at most 300 characters."""
-    name = "" if isinstance(error, DataError) else f"{type(error).__name__}: "
-    return f"{name}{' '.join(str(error).split())}"[:300]
+    return " ".join(_named(error).split())[:300]
+
+
+def _named(error: Exception) -> str:
+    return str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
 
 
 def path_of(dataset: Any, row: int) -> str:
@@ -209,15 +211,14 @@ class Budget:
         self._seen += samples
         self._left_out += [sample for sample in left_out if not sample.known]
         length, count, allowed = self._length(self._epoch), len(self._left_out), self.limit
-        total = self._seen if length is None else length
         if isinstance(allowed, float):
-            allowed = max(math.ceil(allowed * total), 10 if length is None else 1)
+            share = math.ceil(allowed * (self._seen if length is None else length))
+            allowed = max(share, 10 if length is None else 1)
         if count > allowed:
-            so_far = " so far" if length is None else ""
             named = "".join(f"\n  {sample}" for sample in self._left_out[:5])
             raise DataError(
                 f"{count} bad samples in epoch {self._epoch} of the {self._split} split "
-                f"({total}{so_far} samples), and bad_samples.budget={self.limit} allows {allowed}:"
-                f"{named}\nRepair or remove them (task=check lists all that is wrong), or raise "
-                "bad_samples.budget"
+                f"({length or f'{self._seen} so far'} samples), and "
+                f"bad_samples.budget={self.limit} allows {allowed}:{named}\nRepair or remove them "
+                "(task=check lists all that is wrong), or raise bad_samples.budget"
             )

@@ -19,18 +19,20 @@ from torch.utils.data import default_collate, default_convert
 
 from penstock.errors import DataError
 from penstock.loading.encoded import EncodedImage
-from penstock.loading.output import contiguous_view
 from penstock.order.keys import IntArray
 
 Sample = Mapping[str, Any]
-_KINDS = ("Image", "Mask", "KeyPoints")  # types of torchvision's that `kinds_of` tells
 
 
-class Mismatch(Exception):
+class Mismatch(DataError):
     """Two samples, by their places, that do not fit into one batch, and why: in which field."""
 
     def __init__(self, field: str, rows: tuple[int, int], reason: str) -> None:
-        super().__init__(f"field {field!r}: {reason}")
+        super().__init__(
+            f"cannot be put together with the others of its batch: field {field!r}: {reason}. "
+            "Resize in a transform, or choose another collate (collate=pad for unequal lengths, "
+            "collate=list to stack nothing)"
+        )
         self.field, self.rows, self.reason = field, rows, reason
 
 
@@ -184,8 +186,6 @@ def stack(field: str, values: Any) -> Any:
         return values
     if isinstance(first, Tensor):
         values = [plain(value) for value in values]
-        if (view := contiguous_view(values)) is not None:
-            return view
     try:
         return default_collate(values)
     except (TypeError, RuntimeError) as error:  # lists inside, or what is no number
@@ -236,10 +236,10 @@ def kinds_of(sample: Any) -> dict[str, str]:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, EncodedImage):
-        return "image"
+    kind = type(value)
     # By names: importing torchvision takes seconds, and most data does without.
-    own = type(value).__module__.startswith("torchvision.tv_tensors")
-    if own and type(value).__name__ == "BoundingBoxes":
+    if not kind.__module__.startswith("torchvision.tv_tensors"):
+        return "image" if kind is EncodedImage else ""
+    if kind.__name__ == "BoundingBoxes":
         return f"boxes/{value.format.value.lower()}"
-    return type(value).__name__.lower() if own and type(value).__name__ in _KINDS else ""
+    return kind.__name__.lower() if kind.__name__ in ("Image", "Mask", "KeyPoints") else ""

@@ -72,26 +72,20 @@ def _feed(update: Callable[[Any], None], value: Any) -> None:
         data = tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
     elif isinstance(value, (np.ndarray, np.generic)):
         array = np.ascontiguousarray(value)
-        head = f"{array.dtype}{np.shape(value)}".encode()
-        if array.dtype.hasobject:  # its bytes are addresses
-            items = [array.reshape(-1).tolist()]
-        else:
-            data = array.tobytes()
+        head, has_objects = f"{array.dtype}{np.shape(value)}".encode(), array.dtype.hasobject
+        # The bytes of objects are their addresses.
+        data, items = (b"", [array.ravel().tolist()]) if has_objects else (array.tobytes(), ())
     elif isinstance(value, float):
         head = b"f" + struct.pack("<d", value)
     else:
-        data = _bytes_of(value)
+        data = value.content if isinstance(value, EncodedImage) else value
+        if value is None or isinstance(value, (str, int)):
+            data = str(value).encode()
+        if not isinstance(data, bytes):
+            name = type(value).__name__
+            raise DataError(f"a field of type {name} cannot be hashed; make it a tensor")
         head = f"{type(value).__name__}:{len(data)}:".encode()
     update(head)
     update(data)
     for item in items:
         _feed(update, item)
-
-
-def _bytes_of(value: Any) -> bytes:
-    """Bytes of a plain value, or of an image file."""
-    if isinstance(value, (bytes, EncodedImage)):
-        return value if isinstance(value, bytes) else value.content
-    if value is None or isinstance(value, (str, int, bool)):
-        return str(value).encode()
-    raise DataError(f"a field of type {type(value).__name__} cannot be hashed; make it a tensor")

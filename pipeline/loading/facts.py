@@ -26,7 +26,6 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from penstock.errors import DataError
 from penstock.loading.fields import NAMELESS, Fields
 from penstock.order.keys import IntArray
-from penstock.terminal import watched
 
 KEPT = " kept="  # in a fingerprint: the dataset's own stands before it
 Columns = dict[str, npt.NDArray[Any]]
@@ -88,16 +87,16 @@ def columns_of(dataset: Any, fields: Fields = NAMELESS) -> Columns:
     if isinstance(dataset, TensorDataset):
         named = zip(fields.of(len(dataset.tensors)), dataset.tensors, strict=True)
         return {name: tensor.cpu().numpy() for name, tensor in named if tensor.ndim == 1}
-    columns = Columns()
     lengths: Any = getattr(dataset, "lengths", None)
-    if hasattr(lengths, "dtype"):
-        if lengths.dtype.kind not in "iu" or len(lengths) != len(dataset):
-            raise DataError(
-                f"{type(dataset).__name__}.lengths has {len(lengths)} values of type "
-                f"{lengths.dtype}; it must have a whole number for each of {len(dataset)} rows "
-                "(docs/own_dataset.md)"
-            )
-        columns["length"] = np.asarray(lengths)
+    if hasattr(lengths, "dtype") and (
+        lengths.dtype.kind not in "iu" or len(lengths) != len(dataset)
+    ):
+        raise DataError(
+            f"{type(dataset).__name__}.lengths has {len(lengths)} values of type "
+            f"{lengths.dtype}; it must have a whole number for each of {len(dataset)} rows "
+            "(docs/own_dataset.md)"
+        )
+    columns = {"length": np.asarray(lengths)} if hasattr(lengths, "dtype") else {}
     for name in ("targets", "labels", "_labels"):
         values: Any = getattr(dataset, name, None)
         listed = isinstance(values, (list, tuple, np.ndarray, torch.Tensor))
@@ -120,33 +119,15 @@ def table_of(dataset: object, fields: Fields = NAMELESS) -> Any:
     return pd.DataFrame(columns)
 
 
-def table_for(names: set[str], dataset: Any, fields: Fields, steps: Mapping[str, Any]) -> Any:
+def table_for(names: set[str], dataset: Any, fields: Fields) -> Any:
     """The facts by which rows are chosen: a dataset's table, or its lengths alone.
-
-    Where a step of the transforms makes tokens of a text, `length` counts these. The texts come
-    from `dataset.text_lengths`, or from the column of the table that the step reads.
 
     Args:
         names: of the columns that are read.
-        steps: transforms of samples.
     """
-    tokenizer = tokenizer_of(steps) if "length" in names else None
-    columns = columns_of(dataset, fields) if tokenizer is None and names == {"length"} else {}
-    if "length" in columns:  # no pandas, which takes half a second to import
-        return columns
-    table = table_of(dataset, fields)
-    if tokenizer is None or table is None:
-        return table
-    if hasattr(dataset, "text_lengths"):
-        return table.assign(length=dataset.text_lengths(tokenizer.length, tokenizer.counting))
-    texts = watched(table.get(tokenizer.field, ()), len(table), "counting tokens")
-    lengths = [tokenizer.length(text) for text in texts]
-    return table.assign(length=lengths) if lengths else table
-
-
-def tokenizer_of(steps: Mapping[str, Any]) -> Any:
-    """The step that makes tokens of a text; None without one."""
-    return next((step for step in steps.values() if hasattr(step, "counting")), None)
+    columns = columns_of(dataset, fields) if names == {"length"} else {}
+    # Without pandas, which takes half a second to import.
+    return columns if "length" in columns else table_of(dataset, fields)
 
 
 def facts_of(dataset: Any, fields: Fields = NAMELESS) -> dict[str, int]:
@@ -158,9 +139,9 @@ def facts_of(dataset: Any, fields: Fields = NAMELESS) -> dict[str, int]:
     tensors = dataset.tensors if isinstance(dataset, TensorDataset) else ()
     columns = {} if hasattr(dataset, "metadata") else columns_of(dataset, fields)
     labels = columns.get("label", np.asarray(tensors[-1] if tensors else ()))
-    whole = labels.ndim == 1 and labels.size and labels.dtype.kind in "iu" and labels.min() >= 0
-    counted = int(labels.max()) + 1 if whole else 0
-    count = len(classes_of(dataset)) or getattr(dataset, "num_classes", None) or counted
+    count = len(classes_of(dataset)) or getattr(dataset, "num_classes", None) or 0
+    if not count and labels.ndim == 1 and labels.size and labels.dtype.kind in "iu":
+        count = int(labels.max()) + 1 if labels.min() >= 0 else 0
     facts = {"num_classes": count, "num_outputs": count} if count else {}
     if tensors and tensors[0].ndim > 1:
         facts["num_features"] = tensors[0][0].numel()

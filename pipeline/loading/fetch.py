@@ -23,7 +23,7 @@ import numpy as np
 from torch.utils.data import Subset
 
 from penstock.errors import DataError, PenstockError
-from penstock.loading import encoded, output, worker_status
+from penstock.loading import encoded, worker_status
 from penstock.loading.bad_samples import (
     ATTEMPTS,
     BadSamples,
@@ -39,7 +39,7 @@ from penstock.loading.bad_samples import (
 from penstock.loading.batch import Batch
 from penstock.loading.collate import Mismatch, kinds_of
 from penstock.loading.digests import hash_sample
-from penstock.loading.facts import own_row, sample_name
+from penstock.loading.facts import own_row
 from penstock.loading.fields import NAMELESS, Fields, OwnCollate, Restore, restorer
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.whole import gathered, way_of
@@ -169,9 +169,10 @@ class Fetch:
         failure = ""
         if self._way is not None and not samples.has_known:
             try:
-                return samples.batch(*self._way(samples))
+                fields, kinds = self._way(samples)
+                return Batch(fields, samples.asked, kinds=kinds, timing=samples.timer.seconds)
             except Exception as error:  # sample by sample it is found what is wrong
-                of_rows = isinstance(error, (PenstockError, Mismatch, OSError))
+                of_rows = isinstance(error, (PenstockError, OSError))
                 failure = "" if of_rows else in_one_line(error)
         if self.draws_nothing:
             batch = self._by_sample(samples, begin_sample)
@@ -192,18 +193,15 @@ class Fetch:
     def _by_sample(self, samples: Samples, seed: Callable[[int], None]) -> Batch:
         """The batch of samples that are made one by one, each begun by `seed` with its key."""
         samples.begin(seed)
-        with output.batch(len(samples.indices)):
-            for slot, key in enumerate(samples.keys.tolist()):
-                seed(key)
-                samples.made.append(samples.make(slot, samples.indices[slot]))
-                samples.timer.lap("transform")
-            samples.early = None  # what is read from now on takes the place of something
-            samples.bad = {
-                slot: one for slot, one in enumerate(samples.made) if isinstance(one, LeftOut)
-            }
-            samples.first = {} if self.compared else _digests(samples.made[0])
-            worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
-            return self.batch_of(samples)
+        for slot, key in enumerate(samples.keys.tolist()):
+            seed(key)
+            samples.made.append(samples.make(slot, samples.indices[slot]))
+            samples.timer.lap("transform")
+        samples.early = None  # what is read from now on takes the place of something
+        samples.bad = {slot: of for slot, of in enumerate(samples.made) if isinstance(of, LeftOut)}
+        samples.first = {} if self.compared else _digests(samples.made[0])
+        worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
+        return self.batch_of(samples)
 
     def batch_of(self, samples: Samples) -> Batch:
         """The batch of samples that were made."""
@@ -213,23 +211,23 @@ class Fetch:
         given = made if restore is None else [*map(restore, made)]
         try:
             fields = dict(collate(given, *samples.parts))
-        except Mismatch as error:
-            pair = request.indices[[*error.rows]].tolist()
-            first, second = (sample_name(row, own_row(self.dataset, row)) for row in pair)
-            raise DataError(
-                f"batch (epoch {request.epoch}, step {request.step}) cannot be put together: field "
-                f"{error.field!r} of samples {first} and {second}: {error.reason}. Resize in a "
-                "transform, or choose another collate (collate=pad for unequal lengths, "
-                "collate=list to stack nothing)"
-            ) from error
         except Exception as error:
-            first = partial(samples.left_out, int(places[0]), int(request.indices[0]))
-            raise explained(error, "collate", self.bad.on_error, first) from error
+            row = error.rows[1] if isinstance(error, Mismatch) else 0
+            odd = partial(samples.left_out, int(places[row]), int(request.indices[row]))
+            raise explained(error, "collate", self.bad.on_error, odd) from error
         hashes = [hash_sample(sample) for sample in made] if self.hashed else None
         if hashes and request.parts is not None:  # which tokens of it, and in which block
             hashes = [hash_sample([*both]) for both in zip(hashes, request.parts, strict=True)]
         samples.timer.lap("collate")
-        return samples.batch(fields, kinds_of(made[0]), places=places, hashes=hashes)
+        return Batch(
+            fields,
+            request,
+            places,
+            kinds_of(made[0]),
+            samples.timer.seconds,
+            hashes,
+            tuple(of for slot, of in samples.bad.items() if slot < samples.asked.valid),
+        )
 
     def failed(self, error: Exception, stage: Stage, sample: Callable[[str], LeftOut]) -> LeftOut:
         """A sample that failed, as it is left out.
@@ -254,11 +252,14 @@ class Fetch:
             again = _digests(row if self.transform is None else self.transform(row))
         names = " and ".join(repr(name) for name in first if first[name] != again.get(name))
         if names:
-            where = f"epoch {samples.asked.epoch}, position {samples.asked.positions[0]}"
-            unlike = f"sample {samples.indices[0]} ({where}) has another {names} when it is made "
-            samples.warnings["unrepeatable"] = f"{unlike}again. {_ADVICE}"
+            unlike = (
+                f"sample {samples.indices[0]} (epoch {samples.asked.epoch}, position "
+                f"{samples.asked.positions[0]}) has another {names} when it is made again. "
+                f"{_ADVICE}"
+            )
+            samples.warnings["unrepeatable"] = unlike
             if self.hashed:
-                raise SampleError(f"{unlike}again. {_ADVICE}. A hash of it would say nothing")
+                raise SampleError(f"{unlike}. A hash of it would say nothing")
 
 
 class Samples:
@@ -347,17 +348,18 @@ class Samples:
         except Exception as error:
             return self.fetch.failed(error, stage, partial(self.left_out, slot, row))
 
-    def batch(self, fields: Mapping[str, Any], kinds: Mapping[str, str], **more: Any) -> Batch:
-        """The batch of these fields; further arguments as for `Batch`."""
-        left_out = tuple(one for slot, one in self.bad.items() if slot < self.asked.valid)
-        timing = self.timer.seconds
-        return Batch(fields, self.request, kinds=kinds, timing=timing, left_out=left_out, **more)
-
     def left_out(self, slot: int, row: int, cause: str, known: bool = False) -> LeftOut:
         """The sample of a row, for `slot`, as one that is left out."""
-        dataset, position = self.fetch.dataset, int(self.asked.positions[slot])
-        path, own = path_of(dataset, row), own_row(dataset, row)
-        return LeftOut(row, position, *self.asked.address, path, cause, known, own)
+        asked, dataset = self.asked, self.fetch.dataset
+        return LeftOut(
+            row,
+            int(asked.positions[slot]),
+            *asked.address,
+            path_of(dataset, row),
+            cause,
+            known,
+            own_row(dataset, row),
+        )
 
     def leave_out(self) -> IntArray:
         """Take the bad samples out, or put others in their places; the place of each that stays.

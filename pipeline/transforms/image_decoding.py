@@ -24,7 +24,7 @@ from penstock.files.limits import Count, Fraction
 from penstock.loading import worker_status
 from penstock.loading.compose import Compose
 from penstock.loading.encoded import EncodedImage, StoredPictures, notices
-from penstock.loading.output import allocate, allocate_row
+from penstock.loading.output import allocate
 from penstock.order.keys import KeyArray, key_at_hand
 from penstock.transforms import native_images
 from penstock.transforms.batch import BatchCompose
@@ -123,12 +123,12 @@ class Decode:
                 f"{type(self).__name__} moves no {type(value).__name__} along with the picture; "
                 "use penstock.transforms.pixels or penstock.transforms.batch_geometry"
             )
-        row = allocate_row((3, *self.size), self._kind)  # where its batch will be
+        pixels = np.empty((3, *self.size), self._kind)
         if isinstance(value, EncodedImage):
-            self._decode([value], np.array([key]), row.array[None])
+            self._decode([value], np.array([key]), pixels[None])
         else:
-            self._put(self._cut(value, key), row.array)
-        return row.tensor.as_subclass(tv_tensors.Image)
+            self._put(self._cut(value, key), pixels)
+        return torch.from_numpy(pixels).as_subclass(tv_tensors.Image)
 
     def _decode(
         self,

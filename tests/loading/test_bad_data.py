@@ -107,7 +107,7 @@ def test_a_batch_that_cannot_be_stacked(tmp_path, monkeypatch, capsys):
     outcome = run(capsys, "task=digest", "dataset=sequences", "collate=stack", "dataset.count=50")
     assert outcome.code == 3
     assert re.search(
-        r"field 'sequence' of samples \d+ and \d+: shapes \[\d+, 2\] and \[\d+, 2\]", outcome.err
+        r"sample \d+ .*field 'sequence': shapes \[\d+, 2\] and \[\d+, 2\]", outcome.err
     )
 
 

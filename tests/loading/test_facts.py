@@ -73,28 +73,9 @@ def test_lengths_are_a_whole_number_for_each_row(lengths):
     assert facts.columns_of(Rows(lengths=[1, 2])) == {}  # somebody's own attribute
 
 
-def test_the_tokens_of_texts_are_their_lengths():
-    class Tokenizer:
-        field, counting = "text", "counted"
-
-        @staticmethod
-        def length(text):
-            return len(text.split())
-
-    def lengths(dataset, names=frozenset({"length"}), **steps):
-        return facts.table_for({*names}, dataset, Fields(), steps)["length"].tolist()
-
-    table = pd.DataFrame({"text": ["a b", "c", "d e f"], "length": [9, 9, 9]})
-    texts, tokens = Rows(metadata=table), Tokenizer()
-    assert lengths(texts, other=object(), tokens=tokens) == [2, 1, 3]
-    assert lengths(texts, {"length", "text"}, tokens=tokens) == [2, 1, 3]
-    assert lengths(Rows(metadata=table.drop(columns="text")), tokens=tokens) == [9, 9, 9]
-    assert lengths(texts, other=object()) == [9, 9, 9]
-    assert facts.table_for({"text"}, texts, Fields(), {"tokens": tokens}) is table
-    assert facts.table_for({"length"}, Rows(), Fields(), {"tokens": tokens}) is None
-    own = Rows(metadata=table, text_lengths=lambda length, how: [length("a b c"), 1, len(how)])
-    assert lengths(own, tokens=tokens) == [3, 1, 7]
-    assert list(facts.table_for({"length"}, LABELED, Fields(), {})) == ["length", "label"]
+def test_lengths_alone_are_read_without_a_table():
+    assert [*facts.table_for({"length"}, LABELED, Fields())] == ["length", "label"]
+    assert facts.table_for({"length"}, Rows(), Fields()) is None
 
 
 FEATURES, CLASSES = torch.zeros(3, 2, 5), torch.tensor([0, 3, 1])

@@ -104,8 +104,8 @@ def test_samples_that_do_not_stack_are_refused_with_rows_field_and_shapes():
     fetch = Fetch(toy.Sequences(), None, Stack(), 0)
     with pytest.raises(
         DataError,
-        match=r"batch \(epoch 0, step 0\) cannot be put together: field 'sequence' of samples 0 "
-        r"and 1: shapes \[1, 2\] and \[2, 2\] differ.*collate=pad",
+        match=r"sample 1 \(epoch 0, step 0, position 1\): cannot be put together .*: field "
+        r"'sequence': shapes \[1, 2\] and \[2, 2\] differ.*collate=pad",
     ):
         fetch(Plan(Sequential(40), 4).request(0, 0))
 
@@ -123,9 +123,9 @@ class Uneven(toy.Pictures):
 @pytest.mark.parametrize(
     ("odd", "message"),
     [
-        ({"extra": 1}, r"'extra' of samples 0 and 2: samples have the fields"),
-        ({"label": 1.5}, r"'label' of samples 0 and 2: types int, float"),
-        ({"label": None}, r"'label' of samples 0 and 2: types int, NoneType"),
+        ({"extra": 1}, r"sample 2 .*'extra': samples have the fields"),
+        ({"label": 1.5}, r"sample 2 .*'label': types int, float"),
+        ({"label": None}, r"sample 2 .*'label': types int, NoneType"),
         ({"image": tv_tensors.Image(torch.zeros(3, 9, 9))}, r"\[3, 12, 16\] and \[3, 9, 9\]"),
     ],
 )
@@ -147,7 +147,7 @@ def test_pad_gives_lengths_that_pack_padded_sequence_takes():
 
 def test_pad_refuses_unknown_fields_and_other_dimensions():
     request = Plan(Sequential(40), 4).request(0, 0)
-    with pytest.raises(DataError, match=r"'text' .*have only sequence, label"):
+    with pytest.raises(DataError, match=r"'text': .*have only sequence, label"):
         Fetch(toy.Sequences(), None, Pad(["text"]), 0)(request)
     with pytest.raises(DataError, match=r"shapes \[3, 12, 16\] and \[3, 9, 9\] differ in more"):
         Fetch(Uneven({"image": torch.zeros(3, 9, 9)}), None, Pad(["image"]), 0)(request)

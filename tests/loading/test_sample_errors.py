@@ -2,7 +2,6 @@
 
 import errno
 
-import numpy as np
 import pytest
 import torch
 from torchvision.transforms import v2
@@ -17,7 +16,7 @@ from penstock.loading.bad_samples import (
     in_one_line,
     is_bad,
 )
-from penstock.loading.compose import Compose, Views, further_views
+from penstock.loading.compose import Compose
 
 
 @pytest.mark.parametrize(
@@ -126,24 +125,6 @@ def test_a_share_is_of_the_epoch_or_of_the_samples_so_far(length, allowed):
     with pytest.raises(DataError, match=rf"allows {allowed}:") as caught:
         budget.add(8, left_out(1))
     assert f"({'16 so far' if length is None else length} samples)" in str(caught.value)
-
-
-class Doubled:
-    def __call__(self, sample):
-        return {**sample, "image": sample["image"] * 2}
-
-
-def test_views_add_their_fields_by_number():
-    views = Views({"double": Doubled(), "none": None}, 3)
-    sample = {"image": np.array([1]), "label": 5}
-    result = views(sample)
-    assert list(result) == ["image", "label", "image_2", "image_3"]
-    assert [result[name].tolist() for name in ("image", "image_2", "image_3")] == [[2]] * 3
-    assert list(Views({}, 1)(sample)) == ["image", "label"]
-    with pytest.raises(ConfigError, match="a sample has a field image_2 already; rename it"):
-        views({"image": np.array([1]), "image_2": 7})
-    names = ["image_10", "image", "image_2", "image_x", "mask_2"]
-    assert further_views(names, "image") == ["image_2", "image_10"]
 
 
 def test_an_error_names_its_transform():

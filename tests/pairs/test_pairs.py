@@ -19,10 +19,10 @@ import penstock
 from penstock import command
 from penstock.addons.pairs.models import ImageEncoder, TwoTowers
 from penstock.addons.pairs.objectives import ImageText, NearestLabel, Retrieval, TwoViews, nt_xent
+from penstock.addons.pairs.views import Views, further_views
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError
 from penstock.loading.batch import Batch
-from penstock.loading.compose import further_views
 from penstock.order.plan import Request
 from tests import warm
 from tests.program import ROOT
@@ -117,6 +117,22 @@ def test_views_are_drawn_where_crops_come_before_decoding():
     assert made["image"].dtype == torch.float32
     assert made["image_3"].shape == (8, 3, 32, 32)
     assert not torch.equal(made["image_2"], made["image_3"])
+
+
+class Doubled:
+    def __call__(self, sample):
+        return {**sample, "image": sample["image"] * 2}
+
+
+def test_views_add_their_fields_by_number():
+    views = Views({"double": Doubled(), "none": None}, 3)
+    sample = {"image": np.array([1]), "label": 5}
+    result = views(sample)
+    assert list(result) == ["image", "label", "image_2", "image_3"]
+    assert [result[name].tolist() for name in ("image", "image_2", "image_3")] == [[2]] * 3
+    assert list(Views({}, 1)(sample)) == ["image", "label"]
+    with pytest.raises(ConfigError, match="a sample has a field image_2 already; rename it"):
+        views({"image": np.array([1]), "image_2": 7})
 
 
 def test_views_are_in_the_order_of_their_numbers():

@@ -332,10 +332,7 @@ def test_a_damaged_row_group(table):
 
 def test_lists_of_different_lengths_cannot_be_stacked(table):
     data = Parquet(str(table), val_fraction=0.0, fields={"sequence": None})
-    assert (
-        "field 'sequence' of samples 0 and 1"
-        in made(Fetch(data, None, Stack(), 0), requests_of(data))[0]
-    )
+    assert "field 'sequence': " in made(Fetch(data, None, Stack(), 0), requests_of(data))[0]
 
 
 def test_tensors_in_another_order(tmp_path):

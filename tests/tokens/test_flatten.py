@@ -156,7 +156,7 @@ def test_a_column_that_is_wrong_is_named():
     documents = Documents([10, 20, 30])
     plan = plan_of(documents)
     documents.lengths = np.array([10, 25, 30])
-    with pytest.raises(DataError, match=r"sample.* 1: it has 25 tokens.*says 20"):
+    with pytest.raises(DataError, match=r"sample 1 .*: it has 25 tokens.*says 20"):
         fetch_of(documents)(plan.request(0, 0))
     with pytest.raises(Mismatch, match=r"shape \[2, 2\]"):
         Flatten()([{"tokens": torch.zeros(2, 2)}])

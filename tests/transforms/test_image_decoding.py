@@ -461,22 +461,6 @@ def test_normalising_while_decoding_changes_no_bit(tmp_path, decoder):
     assert torch.equal(one, other)
 
 
-def test_a_batch_is_written_in_place(tmp_path):
-    root = folder(tmp_path)
-    parts = DataParts(compose(root))
-    seen = []
-
-    class Spy(Stack):
-        def __call__(self, samples):
-            batch = super().__call__(samples)
-            seen.append(batch["image"].data_ptr() == samples[0]["image"].data_ptr())
-            return batch
-
-    fetch = Fetch(parts.train.dataset, parts.train.transform, Spy(), 0)
-    fetch(parts.train.plan.request(0, 0, 0, 1))
-    assert seen == [True]
-
-
 class SaysShared(Stack):
     """Says of a batch whether it lies in the file of its message before that is sent."""
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.addons.filters.expressions import Expression
+from penstock.addons.tokens.lengths import table_in_tokens
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.loading.facts import table_for
 from penstock.order.columns import column_of
 from penstock.order.keys import FloatArray, IntArray
 from penstock.order.plan import Costs
@@ -124,6 +124,6 @@ def costs_of(split: Split) -> Costs:
             raise ConfigError(Problem("batch.balance", reason))
         return PartCosts(cost)
     steps = split.transform.steps
-    table = table_for({*cost.columns}, split.dataset, split.data.fields, steps)
+    table = table_in_tokens({*cost.columns}, split.dataset, split.data.fields, steps)
     columns = {name: column_of(table, name, "balance", "batch") for name in cost.columns}
     return RowCosts(cost, columns)

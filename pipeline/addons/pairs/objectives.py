@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, normalize
 from torchmetrics import Metric
 
+from penstock.addons.pairs.views import further_views
 from penstock.distributed.gathered import gathered, share
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
-from penstock.loading.compose import further_views
 from penstock.training.rendered import Rendered
 
 _AT_ONCE = 1024  # rows that are compared with all others

@@ -26,7 +26,7 @@ from penstock.build.data import DataParts, Split
 from penstock.files.disk import prepare, write_atomically
 from penstock.loading.bad_samples import path_of
 from penstock.loading.batch import Batch
-from penstock.loading.compose import Compose, further_views
+from penstock.loading.compose import Compose
 from penstock.loading.facts import classes_of, columns_of, own_row, table_of, unfiltered
 from penstock.order.keys import IntArray
 from penstock.order.plan import End, StreamPlan, length_of
@@ -353,7 +353,11 @@ def _as_the_model_saw(split: Split, field: str, batch: Batch) -> list[Tensor]:
 
 def _views(batch: Batch, field: str) -> list[str]:
     """The further views of a field, where nothing is drawn on the first."""
-    return further_views(batch, field) if set(batch.kinds.values()) <= {"image"} else []
+    if f"{field}_2" not in batch or not set(batch.kinds.values()) <= {"image"}:
+        return []
+    from penstock.addons.pairs.views import further_views
+
+    return further_views(batch, field)
 
 
 def _strips(clips: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from penstock.addons.tokens.flatten import IGNORED, document_mask
+from penstock.addons.tokens.lengths import tokenizer_of
 from penstock.addons.tokens.token_losses import document_losses, next_tokens, token_losses
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
-from penstock.loading.facts import tokenizer_of
 from penstock.order.seeding import scope
 from penstock.training.objective import Supervised
 from penstock.training.rendered import Rendered
