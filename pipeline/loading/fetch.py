@@ -293,7 +293,7 @@ class Samples:
         self.fetch, self.asked, self.rows, self.timer = fetch, request, rows, timer
         self.request, self.substitutes, self.warnings = request, substitutes, warnings
         self.indices: list[int] = request.indices.tolist()
-        self.bad = dict[int, LeftOut]()
+        self.bad, self.first = dict[int, LeftOut](), dict[str, bytes]()
         self.restore: Restore | None = None
         self._known = fetch.bad.known
         self.has_known = bool(self._known) and not self._known.keys().isdisjoint(self.indices)
