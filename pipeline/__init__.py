@@ -25,7 +25,7 @@ _HOMES = {
     "build_train_loader": "penstock.build.data",
     "build_val_loader": "penstock.build.data",
     "compose": "penstock.config.compose",
-    "gathered": "penstock.distributed.gathered",
+    "gathered": "penstock.distributed.parallel",
 }
 __all__ = sorted(_HOMES)
 

@@ -4,7 +4,7 @@ from penstock.addons.reports.notebook import Run as Run
 from penstock.build.data import build_train_loader as build_train_loader
 from penstock.build.data import build_val_loader as build_val_loader
 from penstock.config.compose import compose as compose
-from penstock.distributed.gathered import gathered as gathered
+from penstock.distributed.parallel import gathered as gathered
 from penstock.loading.dataloader import DataLoader as DataLoader
 from penstock.loading.loader import Loader as Loader
 

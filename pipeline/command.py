@@ -10,9 +10,11 @@ processes of this same command line, unless torchrun or Slurm has started them.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -31,7 +33,7 @@ from penstock import late_imports, program, seams, terminal
 from penstock.config import compose, familiar, targets
 from penstock.config.hydra import overrides
 from penstock.config.schema import Config
-from penstock.distributed import launch, preemption, world
+from penstock.distributed import launch, stop, world
 from penstock.errors import PREEMPTED, ConfigError, PenstockError, Problem
 from penstock.terminal import put, say
 
@@ -63,9 +65,9 @@ def main(
     """
     os.environ["PENSTOCK_SCRIPT"] = script or ""  # ranks of a job on another machine need it, too
     late_imports.install()
-    launch.end_with_launcher()
+    faulthandler.register(signal.SIGUSR2, file=2)  # prints the stack of a process that hangs
     try:
-        with preemption.Preemption(_say_once, at_once=True):
+        with stop.requests("raise", _say_once):
             if "--version" in argv:  # in every report of a problem
                 put(
                     *(
@@ -216,7 +218,7 @@ def execute(config: Config | None) -> float | None:
         return import_module("penstock.addons.sweeps.sweep").run_job(_composed, _run, report)
     try:
         return _run(config)
-    except (Exception, preemption.Stop) as error:
+    except (Exception, stop.Stop) as error:
         raise SystemExit(report(error)) from None
 
 
@@ -237,11 +239,10 @@ def _run(config: Config) -> float | None:
             *overrides(),
             program.override("run_dir", config.run_dir),  # the last one counts
         ]
-        return launch.run(
-            launch.this_program(words, os.environ.get("PENSTOCK_SCRIPT")),
-            count,
-            config.distributed.max_restarts,
-        )
+        script = os.environ.get("PENSTOCK_SCRIPT")
+        program_of_ranks = [sys.executable, *([script] if script else ["-m", "penstock.command"])]
+        launch.run([*program_of_ranks, *words], count, config.distributed.max_restarts)
+        return None
     run = seams.function(task.run)
     if not gc.isenabled():
         # It was turned off for the imports. What was imported is frozen: to search it takes 0.4 s,
@@ -251,7 +252,6 @@ def _run(config: Config) -> float | None:
         gc.enable()
     terminal.options["progress"] = "none" if world.launched_rank()[0] else config.trainer.progress
     value: float | None = run(config)
-    launch.leave_result(value)
     return value
 
 
@@ -267,9 +267,9 @@ def report(error: BaseException) -> int:
         # when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOBODY_LISTENS
-    if isinstance(error, preemption.Stop):
-        error = preemption.Preempted(str(error))
-    rank = f"rank {world.launched_rank()[0]}: " if world.launched_size() > 1 else ""
+    if isinstance(error, stop.Stop):
+        error = stop.Preempted(str(error))
+    rank = f"rank {world.launched_rank()[0]}: " if world.from_environment("cpu").size > 1 else ""
     known = error if isinstance(error, PenstockError) else None
     if known is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
         say(rank + "".join(traceback.format_exception(error)).rstrip().replace("\n", f"\n{rank}"))
@@ -294,4 +294,4 @@ def _announce(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    preemption.leave(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

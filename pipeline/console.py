@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from penstock.distributed import preemption
+from penstock.distributed import stop
 
 
 def main(trust: Sequence[str] = (), config_dir: str | None = None) -> NoReturn:
@@ -17,8 +17,8 @@ def main(trust: Sequence[str] = (), config_dir: str | None = None) -> NoReturn:
         trust: packages whose code a configuration may call, as with `--trust`.
         config_dir: a folder of groups, as with `--config-dir`.
     """
-    preemption.leave_early()  # the imports below take seconds
-    gc.disable()  # it took a tenth of their time; a job turns it on again
-    from penstock import command
+    with stop.requests("leave"):  # the imports below take seconds
+        gc.disable()  # it took a tenth of their time; a job turns it on again
+        from penstock import command
 
-    preemption.leave(command.main(sys.argv[1:], sys.argv[0], trust, config_dir))
+    sys.exit(command.main(sys.argv[1:], sys.argv[0], trust, config_dir))

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.distributed.gathered import gathered
 from penstock.distributed.group import join
-from penstock.distributed.parallel import Parallel, prepare
+from penstock.distributed.parallel import Parallel, gathered, prepare
 from penstock.distributed.world import from_environment, is_launched
 from penstock.loading.batch import Batch
 from penstock.order.plan import Plan
@@ -89,7 +88,7 @@ def main(folder):
         found = {type(own).__name__: trained(own, group) for own in (Contrastive(), Adversaries())}
         if group.is_first:
             (folder / f"{group.world.size}.json").write_text(json.dumps(found))
-        group.meet()
+        group.agree(False)
 
 
 if __name__ == "__main__":

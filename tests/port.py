@@ -24,7 +24,7 @@ from penstock.addons.tokens.token_losses import next_tokens, token_losses
 from penstock.build.data import DataParts
 from penstock.distributed.group import Group, join
 from penstock.distributed.parallel import Parallel, prepare
-from penstock.distributed.preemption import Preempted
+from penstock.distributed.stop import Preempted
 from penstock.distributed.world import World, from_environment, is_launched
 from penstock.errors import ConfigError
 from penstock.loading.bad_samples import BadSamples, Budget, SampleError
@@ -355,8 +355,7 @@ class StopAfter:
     def __init__(self, steps: int | None) -> None:
         self.steps, self.seen = steps, 0
 
-    @property
-    def asked(self) -> str | None:
+    def __call__(self) -> str | None:
         self.seen += 1
         return "SIGTERM" if self.steps is not None and self.seen > self.steps else None
 
@@ -389,7 +388,7 @@ def fit(
     optimizer = case.optimizer_of(model.parameters())
     scheduler = case.scheduler_of(optimizer)
     chosen = TrainOptions(**{**case.options, **(options or {})})
-    preemption, world = StopAfter(stop), group.world
+    asked, world = StopAfter(stop), group.world
     with (
         case.loader(world, size, **loading) as train,
         case.loader(world, val=True, **(val_loading or {})) as val,
@@ -399,7 +398,7 @@ def fit(
         step = TrainStep(model, objective, optimizer, scheduler, chosen, group, 0, parallel)
         try:
             session = Session(checkpoints, resume)
-            result, stopped = _fit(step, train, val, session, list(observers), preemption), False
+            result, stopped = _fit(step, train, val, session, list(observers), asked), False
         except Preempted:
             result, stopped = None, True
         checkpoints.flush()
@@ -408,7 +407,7 @@ def fit(
         for value in model.state_dict().values()
     ]
     weights = torch.cat([value.flatten().double() for value in whole])
-    return weights, result, stopped, preemption.seen
+    return weights, result, stopped, asked.seen
 
 
 def validate(model, objective, loader: Loader, group: Group) -> dict[str, float]:

@@ -102,7 +102,7 @@ def leg(folder, group):
         restore(model, optimizer, found.state)
         updates = found.state["updates"]
         same_as_saved(found.state, model, optimizer)
-    group.meet()  # nobody deletes what another still reads
+    group.agree(False)  # nobody deletes what another still reads
     with Checkpoints(folder, group, keep_last=2, background=group.world.size > 1) as checkpoints:
         for _ in range(2):
             step(model, optimizer)
@@ -114,7 +114,7 @@ def leg(folder, group):
         step(model, optimizer)  # while it is written
     for name, tensor in checkpoint.find_newest(folder).state["model"].items():
         assert torch.equal(tensor, kept[name]), name
-    group.meet()
+    group.agree(False)
     return {"saved": [path.name for path in checkpoints.saved()], "updates": updates}
 
 

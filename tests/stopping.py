@@ -131,7 +131,7 @@ class Runs:
         for name in ("gate", "stalled"):
             self.gate.with_name(name).unlink(missing_ok=True)
 
-    def wait(self, condition, seconds=60.0):
+    def wait(self, condition, seconds=300.0):
         until = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < until, self.log.read_text()

@@ -144,7 +144,7 @@ def test_hydra_is_imported_only_where_configurations_are_composed():
 ADAPTERS = {
     "pipeline/torch_internals.py",
     "pipeline/config/compose.py",
-    "pipeline/distributed/metric_states.py",
+    "pipeline/distributed/group.py",
 }
 FOREIGN = ("hydra", "omegaconf", "torchmetrics")
 

@@ -38,7 +38,6 @@ from yaml import YAMLError
 from penstock import program, seams
 from penstock.config import familiar, hydra, messages, targets
 from penstock.config.schema import Config
-from penstock.distributed import preemption
 from penstock.errors import ConfigError, Problem
 
 # In a checkout, `pipeline/conf` is a link to the folder beside it.
@@ -145,7 +144,7 @@ def load(
         with _noting(problems, word):
             overrides.append(parse(word))
     given: dict[str, Any] = {one.key_or_group: one.value() for one in overrides}
-    with preemption.held(), _noting(problems, ""):
+    with _noting(problems, ""):
         folders = given.get("hydra.searchpath") or ()
         loader = open_loader(folders, config_name)
         choices = {

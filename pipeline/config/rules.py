@@ -31,12 +31,12 @@ def find(config: Config) -> list[Problem]:
 def _batches(config: Config) -> list[tuple[object, str, str]]:
     """The same batches at the same addresses, on all ranks."""
     loader, batch, trainer = config.loader, config.batch, config.trainer
-    count, alone = world.launched_size(), config.distributed.strategy == "none"
+    count, alone = world.from_environment("cpu").size, config.distributed.strategy == "none"
     return [
         (
             alone and count > 1,
             "distributed.strategy",
-            f"none, but {count} processes were started ({world.launcher_name()}={count}): each "
+            f"none, but {count} processes were started: each "
             "would train alone on all of the data; set distributed=ddp, or start one process",
         ),
         (

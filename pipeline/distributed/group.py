@@ -6,27 +6,37 @@ on a gloo group of their own, so that they never wait for a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from penstock import program
-from penstock.distributed.world import World, is_launched
-from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.distributed.world import World, is_launched, launcher
+from penstock.errors import PREEMPTED, ConfigError, PenstockError, Problem
 
 if TYPE_CHECKING:
-    from penstock.distributed.presence import Presence
+    from torchmetrics import Metric
 
-# The watchdog of NCCL ends the process with a traceback of its own; agreements, on gloo, find out
-# first who is late.
-_NCCL_LATER = timedelta(seconds=20)
+_ANSWERS = 3.0  # seconds for the answers of ranks that live
+# What gloo, NCCL and the store say when a rank does not come, and when its process is gone.
+_IN_VAIN = ("imed out", "timeout", "onnection", "roken pipe", "pair closure")
 
 Value = TypeVar("Value")
+
+
+class LateError(PenstockError):
+    """Another rank was waited for in vain: it hangs, or it is gone."""
+
+    exit_code = PREEMPTED
 
 
 class Group:
@@ -37,21 +47,19 @@ class Group:
     Args:
         world: this process among them.
         control: group for objects and agreements; None alone.
-        presence: of the ranks; None alone.
-        limit: how long ranks wait for each other.
+        store: in which ranks that waited in vain note that they live; None alone.
+        timeout: seconds that ranks wait for each other.
     """
 
     def __init__(
         self,
         world: World | None = None,
         control: dist.ProcessGroup | None = None,
-        presence: Presence | None = None,
-        limit: timedelta | None = None,
+        store: Any = None,
+        timeout: float = 300.0,
     ) -> None:
         self.world = world or World()
-        self._limit = limit
-        self._control = control
-        self._presence = presence
+        self._control, self._store, self._timeout = control, store, timeout
 
     @property
     def alone(self) -> bool:
@@ -76,43 +84,6 @@ class Group:
         dist.all_gather_object(values, value, group=self._control)
         return values
 
-    @contextmanager
-    def all_or_none(self) -> Iterator[None]:
-        """Raise on every rank if any of them raises inside, where none waits for another.
-
-        Raises:
-            PenstockError: on the ranks that did not.
-        """
-        error: Exception | None = None
-        try:
-            yield
-        except Exception as caught:
-            error = caught
-        reasons = self.gather(None if error is None else f"{type(error).__name__}: {error}"[:1000])
-        if error is not None:
-            raise error
-        for rank, reason in enumerate(reasons):
-            if reason is not None:
-                raise PenstockError(f"rank {rank}: {reason}")
-
-    def from_first(self, value: Value) -> Value:
-        """Rank 0's value, on all ranks."""
-        if self.alone:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._control)
-        return box[0]
-
-    def copy_from_first(self, tensor: Tensor) -> None:
-        """Overwrite `tensor` (on the world's device) with rank 0's."""
-        if not self.alone:
-            dist.broadcast(tensor, src=0)
-
-    def meet(self) -> None:
-        """Wait until all ranks are here."""
-        if not self.alone:
-            dist.barrier(group=self._control)
-
     def agree(self, *wishes: bool) -> tuple[bool, ...]:
         """For each wish, whether any rank has it.
 
@@ -121,37 +92,61 @@ class Group:
         """
         if self._control is None:
             return wishes
-        said = torch.tensor(wishes, dtype=torch.int32)
-        dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._control)
-        return tuple(bool(value) for value in said.tolist())
+        wanted = torch.tensor(wishes, dtype=torch.int32)
+        dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=self._control)
+        return tuple(bool(value) for value in wanted.tolist())
 
-    def hint(self, text: str) -> None:
-        """How to resume the run, for the message about a rank that hangs."""
-        if self._presence is not None:
-            self._presence.hint = text
+    @contextmanager
+    def merged(self, metrics: Iterable[Metric]) -> Iterator[None]:
+        """Let metrics hold what all ranks have counted; every rank has to enter it.
+
+        Lists of predictions may be of any length, and empty on ranks without a sample.
+        """
+
+        def gathered(value: Tensor, group: object = None) -> list[Tensor]:
+            every = [one.to(value.device) for one in self.gather(value.cpu())]
+            return [one for one in every if one.numel()] or every[:1]
+
+        with ExitStack() as merging:
+            for metric in metrics:
+                metric._to_sync = False  # by itself, as soon as it is computed
+                merging.enter_context(
+                    metric.sync_context(gathered, distributed_available=lambda: not self.alone)
+                )
+            yield
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise LateError for torch's error about a rank that was waited for in vain."""
+        """Raise LateError, which names the missing ranks, for torch's error about waiting in vain.
+
+        Every rank that lives notes so, and after some seconds looks who has not.
+        """
         try:
             yield
-        except Exception as error:
-            late = None if self._presence is None else self._presence.explained(error)
-            if late is None:
+        except RuntimeError as error:  # of which torch's errors of groups and stores are
+            if self._store is None or not any(words in str(error) for words in _IN_VAIN):
                 raise
-            raise late from None
+            ranks, lives = range(self.world.size), "lives-{}".format
+            missing = [0]  # where it serves the store and does not answer
 
-    def ends_with_others(self) -> AbstractContextManager[None]:
-        """For the time of the context, end this process if another rank is gone.
+            def look(store: Any) -> None:
+                with suppress(RuntimeError):
+                    store.set(lives(self.world.rank), "1")
+                    time.sleep(_ANSWERS)
+                    missing[:] = [rank for rank in ranks if not store.check([lives(rank)])]
 
-        All ranks have to be in it until no rank waits for another one any more.
-        """
-        return nullcontext() if self._presence is None else self._presence.ends_with_others()
-
-    def tell(self, name: str) -> None:
-        """Let the other ranks know that this one was asked to stop, by that signal."""
-        if self._presence is not None:
-            self._presence.tell(name)
+            # A store whose process is stopped answers neither yes nor no.
+            looking = threading.Thread(target=look, args=(self._store,), daemon=True)
+            looking.start()
+            looking.join(2 * _ANSWERS)
+            time.sleep(_ANSWERS * self.is_first)  # the store may end with this process
+            names = ", ".join(map(str, missing)) or "none, so they wait at different places"
+            late = LateError(
+                f"ranks wait for others in vain, for {self._timeout:g} s (distributed.timeout). "
+                f"Gone or late: rank {names}. kill -USR2 PID prints where a process stands"
+            )
+            late.told = self.world.rank != next(one for one in ranks if one not in missing)
+            raise late from error
 
 
 @contextmanager
@@ -166,56 +161,41 @@ def join(
         together: under a launcher, make a group also of one rank.
 
     Raises:
-        ConfigError: the launcher's description makes no group.
+        ConfigError: the launcher's description makes no group, or not all ranks have come.
         LateError: a rank was waited for in vain.
     """
     if world.size == 1 and not (together and is_launched()):
         yield Group(world)
         return
-    from penstock.distributed import meeting
-    from penstock.distributed.presence import LateError, Presence
-
-    limit = timedelta(seconds=timeout)
-    cuda = world.device.startswith("cuda")
+    limit, cuda = timedelta(seconds=timeout), world.device.startswith("cuda")
     if cuda:
         torch.cuda.set_device(world.device)
-    with Presence(world, timeout) as presence:
-        group = Group(world, presence=presence, limit=limit)
-        try:
-            with group.explained():
-                store = meeting.store(world, limit)
-                presence.meet(meeting.notes() or store)
-                dist.init_process_group(
-                    backend or ("nccl" if cuda else "gloo"),
-                    store=store,
-                    rank=world.rank,
-                    world_size=world.size,
-                    timeout=limit + _NCCL_LATER if cuda else limit,
-                )
-                control: Any = dist.new_group(backend="gloo", timeout=limit)
-                group._control = control
-        except (ValueError, RuntimeError, dist.DistError) as error:
-            raise _unreachable(world, error) from error
-        presence.joined()
-        try:
-            with group.explained():
-                yield group
-        except LateError:
-            raise  # a group that lacks a rank may never be done with its end
-        except BaseException:
-            dist.destroy_process_group()
-            raise
-        dist.destroy_process_group()
-
-
-def _unreachable(world: World, error: Exception) -> ConfigError:
-    """The ranks' meeting place cannot be reached; one rank of each machine says so."""
-    unreachable = ConfigError(
-        Problem(
-            "distributed",
-            f"rank {world.rank} of {world.size} cannot join the others: "
-            f"{error}. Start with {program.text()}, srun, or torchrun on every machine",
+    try:
+        os.environ.update(launcher())  # srun's description, too
+        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
+        dist.init_process_group(
+            backend or ("nccl" if cuda else "gloo"),
+            store=store,
+            rank=world.rank,
+            world_size=world.size,
+            # NCCL's watchdog would end the process with a traceback of its own; agreements, on
+            # gloo, time out before it and say who is missing.
+            timeout=limit + timedelta(seconds=20 if cuda else 0),
         )
-    )
-    unreachable.told = world.rank != 1 and world.local_rank != 0
-    return unreachable
+        control: Any = dist.new_group(backend="gloo", timeout=limit)
+    except (ValueError, RuntimeError, KeyError) as error:
+        unreachable = ConfigError(
+            Problem(
+                "distributed",
+                f"rank {world.rank} of {world.size} cannot join the others: {error}. Start with "
+                f"{program.text()}, srun, or torchrun on every machine",
+            )
+        )
+        # One rank of each machine says so.
+        unreachable.told = world.rank != 1 and world.local_rank != 0
+        raise unreachable from error
+    group = Group(world, control, store, timeout)
+    with group.explained():
+        yield group
+        group.agree(False)  # no rank ends while others talk to it
+    dist.destroy_process_group()

@@ -2,18 +2,25 @@
 
 The model itself stays what the configuration built, with its own names: DDP's wrapper is used for
 training's forward pass only, and `fully_shard` turns weights into DTensors in their places.
+
+For losses that compare samples, as contrastive ones do, `gathered` gives each rank the rows of all,
+with gradients: such a loss is that of the global batch on every rank, and so are its gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.nn.functional import all_reduce
 
 from penstock.distributed.group import Group
+from penstock.order.plan import Request
 
 Strategy = Literal["none", "ddp", "fsdp"]
 
@@ -79,13 +86,7 @@ def same_buffers(model: nn.Module, group: Group) -> None:
     """Give all ranks rank 0's buffers: running means are each rank's own after a step."""
     if not group.alone:
         for buffer in model.buffers():
-            group.copy_from_first(buffer)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor that may be sharded."""
-    part: Any = tensor
-    return part.to_local() if hasattr(part, "to_local") else tensor
+            distributed.broadcast(buffer, src=0)
 
 
 def like(values: Mapping[str, Any], shaped: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,3 +101,44 @@ def like(values: Mapping[str, Any], shaped: Mapping[str, Any]) -> dict[str, Any]
             whole, mesh = value.to(target.device), target.device_mesh
             parts[name] = distribute_tensor(whole, mesh, target.placements, src_data_rank=None)
     return parts
+
+
+# The ranks that work on a batch now, and this one's request; None: this process works alone.
+_ranks: ContextVar[tuple[Group, Request] | None] = ContextVar("ranks", default=None)
+
+
+@contextmanager
+def together(group: Group, request: Request) -> Iterator[None]:
+    """All ranks work on their shares of one batch inside, and may call `gathered`."""
+    token = _ranks.set(None if group.alone else (group, request))
+    try:
+        yield
+    finally:
+        _ranks.reset(token)
+
+
+def gathered(rows: Tensor) -> Tensor:
+    """The rows of all ranks' shares of this batch, in the order of the ranks.
+
+    To be called in an objective's `loss` or `outputs`, by all ranks, equally often. Alone, and
+    where a single rank looks at samples (a report's predictions), these are `rows` themselves.
+
+    Args:
+        rows: [n, ...], with as many rows as this rank has samples; n may differ between ranks.
+
+    Returns:
+        [N, ...], the same on all ranks. The backward pass adds its gradients up over the ranks, so
+        a loss of all rows has the gradients of the global batch.
+    """
+    now = _ranks.get()
+    if now is None:
+        return rows
+    group, request = now
+    own = rows if request.valid else rows[:0]  # a share that is all padding only takes part
+    counts = group.gather(len(own))
+    before = sum(counts[: group.world.rank])
+    after = sum(counts) - before - len(own)
+    placed = [own.new_zeros(n, *own.shape[1:]) for n in (before, after)]
+    # The sum over the ranks, of the rows and, backwards, of their gradients.
+    everything: Tensor = all_reduce(torch.cat([placed[0], own, placed[1]]))
+    return everything

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.distributed.preemption import Preempted
+from penstock.distributed.stop import Preempted
 from penstock.distributed.world import launched_rank
 from penstock.errors import PenstockError
 from penstock.terminal import one_line, say

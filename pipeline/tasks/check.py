@@ -18,7 +18,7 @@ import torch
 
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
-from penstock.distributed.preemption import Stop
+from penstock.distributed.stop import Stop
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
 from penstock.loading.bad_samples import LeftOut, Stage, in_one_line

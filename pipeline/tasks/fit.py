@@ -24,9 +24,9 @@ from penstock import program, seams
 from penstock.build.training import TrainingParts
 from penstock.config.hydra import is_job, of_run, overrides
 from penstock.config.schema import Config
-from penstock.distributed.group import Group, join
+from penstock.distributed.group import Group, LateError, join
 from penstock.distributed.parallel import Parallel, prepare
-from penstock.distributed.preemption import Preempted, Preemption, Stop
+from penstock.distributed.stop import Preempted, Stop, requests
 from penstock.distributed.world import World, usable_cpus
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading.loader import Loader
@@ -70,7 +70,6 @@ def run(config: Config) -> float | None:
         with fit.watched(), group.explained():
             fit.train()
             fit.report()
-        group.meet()
     return fit.result.best[f"val/{fit.options.monitor}"] if fit.result.best else None
 
 
@@ -113,9 +112,6 @@ class Fit:
         self.observers: list[Observer] = []
         self.display = Observer()
         self.result, self.levels = Result(), dict[str, Record]()
-        if opened.checkpoints:
-            resumed = program.override("resume", opened.checkpoints.folder.parent)
-            group.hint(f"To resume:\n  {program.text(resumed)}")
         if opened.folder and config.trainer.progress != "none":
             with only_shown("the summary"):
                 say(summary.summary(self))
@@ -144,9 +140,8 @@ class Fit:
         ):
             try_one_batch(self.data.val, self.model, self.objective, val, self.options)
         with (
-            Preemption(say if group.is_first else None, tell=group.tell) as preemption,
-            group.ends_with_others(),
-            group.explained(),  # a rank that is late is not lost
+            requests("note", say if group.is_first else lambda text: None),
+            group.explained(),
         ):
             starts = []
             if any(self.config.trainer.freeze.values()):
@@ -164,9 +159,7 @@ class Fit:
                 self.parallel,
                 starts,
             )
-            self.result = fit(
-                train_step, self.train_loader, val, opened, self.observers, preemption
-            )
+            self.result = fit(train_step, self.train_loader, val, opened, self.observers)
         if opened.checkpoints:
             opened.checkpoints.flush()
 
@@ -246,7 +239,7 @@ class Fit:
             self.observers += seams.observers(self)
             yield
             status = "done"
-        except (Preempted, Stop, KeyboardInterrupt) as error:
+        except (Preempted, Stop, KeyboardInterrupt, LateError) as error:
             if isinstance(error, KeyboardInterrupt):
                 status, why = "interrupted", "Ctrl-C"
                 say(f"stopped; the run is in {folder.path}")

@@ -84,7 +84,7 @@ def find(config: Config, group: Group, own: Mapping[str, str]) -> Opened:
             opened.newest = _newest(source)
             if source.folder is not None and has_manifest(source.folder):
                 opened.old = source.folder
-    path = group.from_first(opened.newest.path if opened.newest else None)
+    path = group.gather(opened.newest.path if opened.newest else None)[0]  # of the first rank
     if path is None:
         return opened
     opened.state = opened.newest.state if opened.newest else checkpoint.load(path)
@@ -118,7 +118,7 @@ def claim(config: Config, group: Group, opened: Opened, facts: Mapping[str, Any]
         opened.folder = _folder(config, group.world.size, opened, facts)
         if opened.newest is not None:
             _say_start(opened.folder, opened, opened.newest)
-    path = group.from_first(opened.folder.path if opened.folder else Path())
+    path = group.gather(opened.folder.path if opened.folder else Path())[0]  # of the first rank
     if config.trainer.checkpoint is not None:
         opened.checkpoints = options(config, "trainer.checkpoint", path / "checkpoints", group)
         if group.is_first and opened.state is not None:

@@ -181,7 +181,7 @@ def _constant(
         plan = Plan(Subset(length, 0, indices=rows, shuffle=False), plan.batch_size)
     options = replace(loader.options, persistent_workers=False)
     alone = replace(loader.world, rank=0, size=1)
-    with group.all_or_none(), Loader(plan, fetch, options, alone) as batches:
+    with Loader(plan, fetch, options, alone) as batches:
         count, what = math.ceil(BASELINE_SAMPLES / plan.batch_size), objective.baseline_name
         some = watched(islice(batches.epoch(0), count), count, f"finding the {what}")
         return objective.baseline(some, monitor).to(loader.world.device)

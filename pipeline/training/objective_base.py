@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
+from itertools import chain
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from penstock.distributed.group import Group
-from penstock.distributed.metric_states import count_apart, is_metric, merge
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.terminal import one_line
@@ -49,10 +49,12 @@ class Objective(ABC):
     named: Mapping[str, Tensor] = {}
 
     def __init__(self, metrics: Mapping[str, Metric], inputs: Sequence[str]) -> None:
+        from torchmetrics import Metric
+
         # One that is null is left out.
         metrics = {name: metric for name, metric in metrics.items() if metric is not None}
         for name, metric in metrics.items():
-            if not is_metric(metric):
+            if not isinstance(metric, Metric):
                 raise ConfigError(
                     Problem(
                         f"objective.metrics.{name}",
@@ -62,7 +64,8 @@ class Objective(ABC):
                     )
                 )
         self.metrics = dict(metrics)
-        count_apart(self.metrics)
+        modules = chain.from_iterable(metric.modules() for metric in metrics.values())
+        self._counting = [part for part in modules if isinstance(part, Metric)]
         self.inputs = list(inputs)
 
     @abstractmethod
@@ -143,7 +146,10 @@ class Objective(ABC):
         Raises:
             ConfigError: a metric gives something else than numbers, in a list or a mapping.
         """
-        merge(self.metrics, group or Group())
+        with (group or Group()).merged(self._counting):
+            return self._values()
+
+    def _values(self) -> dict[str, float]:
         values: dict[str, float] = {}
         for name, metric in self.metrics.items():
             result = metric.compute()

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from penstock.distributed.gathered import together
-from penstock.distributed.parallel import same_buffers
+from penstock.distributed.parallel import same_buffers, together
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.terminal import say

@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
+from penstock.distributed import stop
 from penstock.distributed.parallel import same_buffers
-from penstock.distributed.preemption import Preempted, Preemption, in_turns
+from penstock.distributed.stop import Preempted
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
@@ -28,7 +29,7 @@ from penstock.training.epoch_metrics import EpochMetrics, NonFiniteLossError, St
 from penstock.training.observer import Observer, Record
 from penstock.training.speed import speed
 from penstock.training.train_step import TrainOptions, TrainStep
-from penstock.training.validation import validate
+from penstock.training.validation import in_turns, validate
 
 __all__ = [
     "NonFiniteLossError",
@@ -82,7 +83,7 @@ def fit(
     val: Loader | None,
     session: Session | None = None,
     observers: Sequence[Observer] = (),
-    preemption: Preemption | None = None,
+    asked: Callable[[], str | None] = stop.asked,
 ) -> Result:
     """Train the model of `train_step` in place; all ranks that train together make this call.
 
@@ -90,13 +91,13 @@ def fit(
         train: delivers to the model's device.
         val: validated on after epochs; without it there is no best epoch.
         observers: of this rank.
-        preemption: asked before every batch whether to stop.
+        asked: called before every batch: whether to stop.
 
     Raises:
         NonFiniteLossError: at the next log after a batch had such a loss.
         Preempted: asked to stop; a checkpoint has been saved.
     """
-    run = _Fit(train_step, train, val, session or Session(), observers, preemption)
+    run = _Fit(train_step, train, val, session or Session(), observers, asked)
     if run.coming.epoch >= run.options.max_epochs and not run.result.history:
         raise ConfigError(
             Problem(
@@ -120,10 +121,10 @@ class _Fit(Observer):
         val: Loader | None,
         session: Session,
         observers: Sequence[Observer],
-        preemption: Preemption | None,
+        asked: Callable[[], str | None],
     ) -> None:
         self.train_step, self.train, self.val = train_step, train, val
-        self.session, self.preemption = session, preemption
+        self.session, self.asked = session, asked
         self.observers = (self, *observers)
         self.options, self.group = train_step.options, train_step.group
         self.result = Result()
@@ -190,7 +191,7 @@ class _Fit(Observer):
 
     def _ask_observers(self) -> None:
         found = (one.enough for one in self.observers if one.enough)
-        self.enough = self.group.from_first(next(found, None))
+        self.enough = self.group.gather(next(found, None))[0]  # of the first rank
 
     def epoch(self, epoch: int, start: int) -> None:
         """Train on the rest of an epoch, validate and save."""
@@ -267,18 +268,15 @@ class _Fit(Observer):
         kept = self.session.checkpoints
         minutes = kept.every_minutes if kept else None
         late = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
-        stop, due = self.group.agree(broken_off or self._asked(), late)
-        if stop:
+        ends, due = self.group.agree(broken_off or self.asked() is not None, late)
+        if ends:
             self._stop()
         if due and not self.train_step.pending:
             self._save(passing=True)
 
     def _val_turn(self, broken_off: bool) -> None:
-        if self.group.agree(broken_off or self._asked(), False)[0]:
+        if self.group.agree(broken_off or self.asked() is not None, False)[0]:
             self._stop()  # before this validation, which the next session repeats
-
-    def _asked(self) -> bool:
-        return self.preemption is not None and self.preemption.asked is not None
 
     def _stop(self) -> None:
         epoch, step = self.address
@@ -324,7 +322,7 @@ def train_epoch(
     start: int = 0,
     epoch_metrics: EpochMetrics | None = None,
     after_step: Callable[[Batch], None] | None = None,
-    turn: Callable[[bool], None] | None = None,
+    turn: Callable[[bool], None] = lambda broken_off: None,
 ) -> Record:
     """Train on one epoch, or the part of it before `max_steps`; returns its record.
 
@@ -332,7 +330,7 @@ def train_epoch(
         start: the first step.
         epoch_metrics: of the steps before that.
         after_step: called after each optimizer step with its last batch.
-        turn: called before each batch and at the end; see `preemption.in_turns`.
+        turn: called before each batch and at the end; see `in_turns`.
     """
     epoch_metrics = epoch_metrics or EpochMetrics(train_step.group)
     skipped = loader.plan.skipped

@@ -20,9 +20,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from penstock.distributed.gathered import together
 from penstock.distributed.group import Group
-from penstock.distributed.parallel import Parallel, like, local, same_buffers, wrap
+from penstock.distributed.parallel import Parallel, like, same_buffers, together, wrap
 from penstock.errors import PenstockError
 from penstock.loading.batch import Batch
 from penstock.order.keys import hash64_on
@@ -255,7 +254,8 @@ class TrainStep:
         """Scale gradients to the mean over all ranks' losses; returns whether there are any."""
         if self.group.alone and self._counted in (0, self._divisor):
             return self._counted > 0
-        gradients = [local(weight.grad) for weight in self._weights() if weight.grad is not None]
+        gradients: list[Any] = [w.grad for w in self._weights() if w.grad is not None]
+        gradients = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
         if self.group.alone:
             scale(gradients, self._divisor / self._counted)
             return True

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from itertools import chain, islice
 
 import torch
 from torch import Tensor, nn
 
-from penstock.distributed.gathered import together
 from penstock.distributed.group import Group
-from penstock.distributed.preemption import in_turns
+from penstock.distributed.parallel import together
+from penstock.distributed.stop import Stop
 from penstock.errors import DataError
+from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
 from penstock.training.objective_base import Objective
 from penstock.training.observer import Observer
@@ -26,7 +27,7 @@ def validate(
     loader: Loader,
     precision: Precision = "fp32",
     group: Group | None = None,
-    turn: Callable[[bool], None] | None = None,
+    turn: Callable[[bool], None] = lambda broken_off: None,
     observers: Sequence[Observer] = (),
 ) -> dict[str, float]:
     """The mean "loss" and every metric of the objective over epoch 0 of `loader`.
@@ -36,7 +37,7 @@ def validate(
 
     Args:
         group: the ranks that measure a share each; all get the same numbers.
-        turn: called before each batch and at the end; see `preemption.in_turns`.
+        turn: called before each batch and at the end; see `in_turns`.
         observers: hear of the progress, and of the unreadable samples of all ranks.
     """
     group = group or Group()
@@ -51,10 +52,8 @@ def validate(
     left_out: list[object] = []
     steps, done = loader.plan.steps(0), 0
     _tell(observers, 0, steps)
-    # Without turns, ranks meet at the end only, and so does an error of one of them.
-    ends = group.all_or_none() if turn is None else nullcontext()
     try:
-        with ends, closing(loader.epoch(0)) as batches:
+        with closing(loader.epoch(0)) as batches:
             for batch in in_turns(batches, turn):
                 with autocast(device, precision), together(group, batch.request):
                     losses, outputs = objective.measure(model, batch)
@@ -91,3 +90,20 @@ def validate(
 def _tell(observers: Sequence[Observer], done: int, steps: int | None) -> None:
     for observer in observers:
         observer.on_validation(done, steps)
+
+
+def in_turns(batches: Iterator[Batch], turn: Callable[[bool], None]) -> Iterator[Batch]:
+    """`batches`, with `turn(interrupted)` called before each of them and at their end.
+
+    It is called with True where the wait for the next one was interrupted, and may raise.
+    """
+    while True:
+        try:
+            batch = list(islice(batches, 1))
+        except Stop:
+            turn(True)
+            raise
+        turn(False)
+        if not batch:
+            return
+        yield batch.pop()

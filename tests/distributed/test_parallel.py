@@ -8,13 +8,15 @@ from penstock.distributed import parallel
 from penstock.distributed.group import Group, join
 from penstock.distributed.parallel import Parallel
 from penstock.distributed.world import World
+from tests.ports import free_port
 
 
 @pytest.fixture
-def single(monkeypatch, tmp_path):
+def single(monkeypatch):
     """A group of one rank."""
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setenv("PENSTOCK_MEETING", str(tmp_path))
+    launched = {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "localhost"}
+    for name, value in {**launched, "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(name, value)
     with join(World(), timeout=60, together=True) as group:
         yield group
 
@@ -33,9 +35,7 @@ def test_layers_are_sharded_before_the_model(single):
     model = parallel.prepare(Model(), Parallel("fsdp"), single)
     sharded = [name for name, part in model.named_modules() if isinstance(part, FSDPModule)]
     assert sharded == ["", "body.layers.0"]
-    whole = {
-        name: parallel.local(value).detach().clone() for name, value in model.named_parameters()
-    }
+    whole = {name: value.full_tensor().detach().clone() for name, value in model.named_parameters()}
     shards = parallel.like(whole | {"other": torch.ones(1)}, dict(model.named_parameters()))
     for name, value in model.named_parameters():
         assert torch.equal(shards[name].to_local(), value.to_local())
@@ -68,14 +68,3 @@ def test_batch_norms_measure_the_global_batch_on_gpus_only(sync, device, synchro
     group = Group(World(device=device))
     model = parallel.prepare(Model(), Parallel("ddp", sync_batchnorm=sync), group)
     assert isinstance(model.norm, nn.SyncBatchNorm) == synchronous
-
-
-def test_buffers_are_rank_0s(monkeypatch):
-    copied = []
-    group = Group(World(1, 2))
-    monkeypatch.setattr(Group, "copy_from_first", lambda group, tensor: copied.append(tensor))
-    parallel.same_buffers(Model(), group)
-    assert copied == []  # alone
-    group._control = object()
-    parallel.same_buffers(model := Model(), group)
-    assert [id(one) for one in copied] == [id(one) for one in model.buffers()]

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from penstock.distributed import slurm, world
+from penstock.distributed import world
 from tests import fake_slurm
 from tests.program import ROOT, run
 
@@ -50,22 +50,35 @@ BATCH_SCRIPT = {
 }
 
 
-def test_a_task_is_a_rank():
-    here = world.from_environment("cpu", THREE_MACHINES)
-    assert here == world.World(5, 7, 2, "cpu", 3)
-    address, port = world.store_address(THREE_MACHINES)
+@pytest.fixture
+def environment(monkeypatch):
+    """Sets the variables of a process, and no others of a launcher."""
+
+    def are(values):
+        for name in os.environ:
+            if name.startswith(("SLURM", "MASTER", "WORLD", "RANK", "LOCAL")):
+                monkeypatch.delenv(name)
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return are
+
+
+def place(task):
+    described = world.launcher(task)
+    return described["MASTER_ADDR"], described["MASTER_PORT"]
+
+
+def test_a_task_is_a_rank(environment):
+    environment(THREE_MACHINES)
+    assert world.from_environment("cpu") == world.World(5, 7, 2, "cpu", 3)
+    assert world.is_launched()
+    address, port = place(THREE_MACHINES)
     assert address == "gpu03"
-    assert (address, port) == world.store_address({**THREE_MACHINES, "SLURM_PROCID": "0"})
-    assert port != world.store_address({**THREE_MACHINES, "SLURM_STEP_ID": "3"})[1]
-    assert world.is_launched(THREE_MACHINES)
+    assert (address, port) == place({**THREE_MACHINES, "SLURM_PROCID": "0"})
+    assert port != place({**THREE_MACHINES, "SLURM_STEP_ID": "3"})[1]
     own = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-    assert world.store_address({**THREE_MACHINES, **own}) == ("10.0.0.1", 29500)
-
-
-def test_tasks_of_one_machine_meet_on_the_loopback():
-    task = {**ONE_MACHINE, "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
-    assert world.from_environment("cpu", task) == world.World(1, 2, 1, "cpu", 2)
-    assert world.store_address(task)[0] == "127.0.0.1"
+    assert place({**THREE_MACHINES, **own}) == ("10.0.0.1", "29500")
 
 
 @pytest.mark.parametrize(
@@ -76,47 +89,35 @@ def test_tasks_of_one_machine_meet_on_the_loopback():
         ("a1,a2", "a1"),
         ("gpu[07,09-12]", "gpu07"),
         ("r[1-2]n[3,5]", "r1n3"),
-        ("", "10.1.2.3"),
+        ("", "127.0.0.1"),
     ],
 )
 def test_rank_0_is_on_the_first_machine(machines, first):
-    task = {**THREE_MACHINES, "SLURM_STEP_NODELIST": machines}
-    assert slurm.ranks(task)["MASTER_ADDR"] == first
+    assert place({**THREE_MACHINES, "SLURM_STEP_NODELIST": machines})[0] == first
 
 
 @pytest.mark.parametrize(
     "alone",
-    [
-        {},
-        {**ONE_MACHINE, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
-        BATCH_SCRIPT,
-        {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
-    ],
-    ids=["no Slurm", "one task", "a batch script", "an older srun"],
+    [{}, {**ONE_MACHINE, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, BATCH_SCRIPT],
+    ids=["no Slurm", "one task", "a batch script"],
 )
-def test_what_is_no_task_among_others_is_alone(alone):
-    assert not world.is_launched(alone)
-    assert world.from_environment("cpu", alone) == world.World()
+def test_what_is_no_task_among_others_is_alone(alone, environment):
+    environment(alone)
+    assert not world.is_launched()
+    assert world.from_environment("cpu") == world.World()
 
 
-def test_a_task_takes_the_only_gpu_that_it_is_shown(monkeypatch):
+def test_a_task_takes_the_only_gpu_that_it_is_shown(environment, monkeypatch):
+    environment(THREE_MACHINES)
     monkeypatch.setattr(world, "has_accelerator", lambda: True)
     for count, device in ((1, "cuda:0"), (4, "cuda:2")):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
-        assert world.from_environment("auto", THREE_MACHINES).device == device
+        assert world.from_environment("auto").device == device
 
 
-def test_a_store_has_an_address_and_a_port():
-    ranks, place = {"WORLD_SIZE": "2"}, {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-    assert world.store_address(ranks | place) == ("10.0.0.1", 29500)
-    for name, value in place.items():
-        assert world.store_address(ranks | {name: value}) is None
-
-
-def test_torchrun_under_srun_is_torchrun():
-    both = {**THREE_MACHINES, "WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
-    assert world.from_environment("cpu", both).rank == 1
-    assert world.store_address(both) is None
+def test_torchrun_under_srun_is_torchrun(environment):
+    environment({**THREE_MACHINES, "WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"})
+    assert world.from_environment("cpu").rank == 1
 
 
 def test_tasks_that_would_train_apart_are_refused(capsys, tmp_path, monkeypatch):
@@ -125,34 +126,11 @@ def test_tasks_that_would_train_apart_are_refused(capsys, tmp_path, monkeypatch)
         monkeypatch.setenv(name, value)
     done = run(capsys, "dataset.count=20")
     assert done.code == 2
-    assert "distributed.strategy: none, but 2 processes were started (Slurm's tasks=2)" in done.err
+    assert "distributed.strategy: none, but 2 processes were started" in done.err
     assert "set distributed=ddp" in done.err
     monkeypatch.setenv("SLURM_PROCID", "1")
     monkeypatch.setenv("SLURM_LOCALID", "1")
     assert run(capsys, "dataset.count=20").err == "", "the first task of a machine says it"
-
-
-def test_a_batch_script_that_forgets_srun_is_reported(capsys):
-    world.from_environment("cpu", BATCH_SCRIPT)
-    assert "the job has 4 tasks, and this process, which srun" in capsys.readouterr().err
-    world.from_environment("cpu", {**BATCH_SCRIPT, "SLURM_NNODES": "2"})
-    assert "the job has 2 machines" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("environment", "unused"),
-    [
-        (BATCH_SCRIPT, "4 tasks"),
-        ({**BATCH_SCRIPT, "SLURM_NTASKS": "1"}, ""),
-        ({**BATCH_SCRIPT, **ONE_MACHINE}, ""),
-        ({**BATCH_SCRIPT, "SLURM_STEPID": "0"}, ""),
-        ({**BATCH_SCRIPT, "SLURM_JOB_ID": ""}, ""),
-        ({**BATCH_SCRIPT, "WORLD_SIZE": "1"}, ""),
-    ],
-    ids=["a batch script", "of one task", "a task", "of an older srun", "no job", "torchrun"],
-)
-def test_what_a_process_leaves_unused_is_reported_of_batch_scripts_only(environment, unused):
-    assert world.outside_of_srun(environment) == unused
 
 
 @pytest.mark.stress

@@ -7,23 +7,19 @@ twenty random moments of each kind, and prints the times.
 import os
 import re
 import signal
-import sys
-import threading
 
 import pytest
 import torch
 
 from penstock import compose
 from penstock.addons.sweeps.sweep import jobs_of
-from penstock.distributed import preemption
 from penstock.distributed.group import Group
-from penstock.distributed.preemption import Preemption, Stop, held, in_turns, waiting
-from penstock.runs import checkpoint
+from penstock.distributed.stop import SIGNALS
 from penstock.training.train_step import TrainOptions, TrainStep
 from tests.resuming import Case
 from tests.stopping import EPOCHS, ROWS, Runs, ended, stop
 
-SOON = 20.0  # seconds; without a way to break off the wait it is an hour
+SOON = 120.0  # seconds, as machines are busy; without a way to break off the wait it is an hour
 NO_BASELINE = ("trainer.baseline=false",)
 
 
@@ -115,19 +111,12 @@ def test_so_is_one_in_validation(backend, tmp_path, undisturbed):
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize(
-    ("backend", "to"),
-    [
-        pytest.param("process", None, marks=pytest.mark.stress),
-        ("thread", [1]),
-    ],
-)
-def test_ranks_that_wait_agree_although_one_alone_was_asked(backend, to, tmp_path, undisturbed):
-    runs = Runs(tmp_path / "runs", backend, 2, NO_BASELINE)
+def test_ranks_that_wait_agree(tmp_path, undisturbed):
+    runs = Runs(tmp_path / "runs", "process", 2, NO_BASELINE)
     pids = runs.begin()
     runs.wait(lambda: runs.steps() >= 10)
     runs.stall("train")
-    check(runs, pids, undisturbed, "epoch ", to=to)
+    check(runs, pids, undisturbed, "epoch ")
 
 
 @pytest.mark.stress
@@ -157,7 +146,7 @@ def test_the_best_constant_is_not_waited_for(backend, after, place, tmp_path):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("number", preemption.SIGNALS)
+@pytest.mark.parametrize("number", SIGNALS)
 def test_set_up_ends_before_anything_is_begun(number, tmp_path):
     runs = Runs(tmp_path / "runs")
     runs.stall("set-up")
@@ -193,68 +182,6 @@ def test_a_sweep_stops_between_two_jobs_and_continues(tmp_path):
     for jobs in zip(*kept, strict=True):
         ledgers = [(job.path / "ledger.jsonl").read_text() for job in jobs]
         assert ledgers[0] == ledgers[1]
-
-
-def test_data_code_that_catches_every_exception_does_not_keep_a_run():
-    def stubborn():
-        while True:
-            try:
-                signal.raise_signal(signal.SIGUSR1)
-            except Exception:
-                continue
-
-    with Preemption() as preemption:
-        with pytest.raises(Stop), waiting():
-            stubborn()
-        assert preemption.asked == "SIGUSR1"
-        with pytest.raises(Stop), waiting():  # also where it was asked before
-            pytest.fail("this is not waited for")
-
-
-def test_a_held_stop_comes_at_the_end():
-    done = []
-
-    def work():
-        with held():
-            with held():
-                signal.raise_signal(signal.SIGTERM)
-                done.append("inner")
-            done.append("outer")
-        done.append("never")
-
-    with pytest.raises(Stop), Preemption(at_once=True):
-        work()
-    assert done == ["inner", "outer"]
-
-
-def test_what_is_stopped_at_once_is_reported_once():
-    said = []
-    for _ in range(50):  # the thread that listens may come late
-        with pytest.raises(Stop), Preemption(say=said.append, at_once=True):
-            signal.raise_signal(signal.SIGTERM)
-    assert said == []
-
-
-def test_outside_of_a_wait_nothing_is_raised():
-    noted = threading.Event()
-    with Preemption(say=lambda text: noted.set()) as preemption:
-        signal.raise_signal(signal.SIGUSR1)
-        assert noted.wait(SOON)
-        assert preemption.asked == "SIGUSR1"
-
-
-def test_each_batch_and_their_end_are_announced():
-    turns = []
-    assert list(in_turns(iter("ab"), turns.append)) == ["a", "b"]
-    assert turns == [False] * 3
-
-    def broken():
-        yield "a"
-        raise Stop("SIGTERM")
-
-    with pytest.raises(Stop):
-        list(in_turns(broken(), turns.append))
-    assert turns == [False] * 4 + [True]
 
 
 def test_batches_since_the_last_step_can_be_dropped():
@@ -300,21 +227,3 @@ def test_a_check_that_is_interrupted_does_not_say_that_it_is_done(number, code, 
     assert seconds < SOON
     assert "nothing wrong" not in said
     assert "Traceback" not in said
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child")
-def test_ranks_whose_launcher_was_killed_save_and_stop(tmp_path):
-    many = ("distributed=ddp", "distributed.nproc=2", "loader.num_workers=0")
-    runs = Runs(tmp_path / "runs", "main", more=(*NO_BASELINE, *many))
-    launcher = runs.begin()
-    runs.wait(lambda: runs.steps() >= 20, seconds=300)  # two programs that import torch
-    runs.stall("train")
-    runs.wait_for_stall()
-    codes, _ = stop(launcher, signal.SIGKILL)
-    assert codes == [-signal.SIGKILL]
-    runs.wait(lambda: "To resume" in runs.log.read_text(), seconds=300)
-    steps = runs.steps()
-    assert f"stopped before epoch {steps // 16}, step {steps % 16}. " in runs.log.read_text()
-    assert runs.manifest()["status"] == "preempted"
-    assert checkpoint.find_newest(runs.run) is not None

@@ -1,6 +1,7 @@
 """A run that was done is trained on: a new schedule for what is added, and nothing is lost."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from penstock.runs import checkpoint
 from penstock.runs.resumption import SCHEDULES, with_schedules
+from penstock.training import runner
 from penstock.training.train_step import TrainStep
 from tests.own_parts import NUMBERS, Numbers
 from tests.program import run
@@ -101,18 +103,8 @@ def test_the_longer_run_continues_to_the_bit(interval, fit, tmp_path):
     # In the middle of the added epochs: the length is what the run was last given.
     from tests.port import StopAfter
 
-    class Stops(StopAfter):
-        def __init__(self, *_, **__):
-            super().__init__(6)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.tasks.fit.Preemption", Stops)
+        patch.setattr("penstock.tasks.fit.fit", partial(runner.fit, asked=StopAfter(6)))
         stopped = fit("resume=left", "trainer.max_epochs=6")
     assert stopped.code == 75, stopped.err
     assert manifest("left")["status"] == "preempted"

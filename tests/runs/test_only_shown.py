@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from penstock.distributed.preemption import Preempted
+from penstock.distributed.stop import Preempted
 from penstock.errors import ConfigError, DataError
 from penstock.runs import only_shown as module
 from penstock.runs.only_shown import only_shown, reason

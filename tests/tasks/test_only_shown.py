@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.distributed.preemption import Preempted, Stop
+from penstock.distributed.stop import Preempted, Stop
 from penstock.runs import checkpoint
 from penstock.runs.only_shown import only_shown
 from tests.program import run

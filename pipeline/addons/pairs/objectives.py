@@ -17,7 +17,8 @@ from torch.nn.functional import cross_entropy, log_softmax, normalize
 from torchmetrics import Metric
 
 from penstock.addons.pairs.views import further_views
-from penstock.distributed.gathered import gathered, share
+from penstock.distributed.parallel import gathered
+from penstock.distributed.world import launched_rank
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.training.rendered import Rendered
@@ -282,7 +283,7 @@ def nt_xent(own: Tensor, everything: Tensor, places: Tensor, temperature: float)
 
 def places_of(rows: Tensor) -> Tensor:
     """Where this rank's rows are among those of all ranks, as `gathered` has them: int64[n]."""
-    first = share() * _MOST
+    first = launched_rank()[0] * _MOST
     numbers = torch.arange(len(rows), device=rows.device, dtype=torch.float64) + first
     everything = gathered(numbers)
     if not len(everything):

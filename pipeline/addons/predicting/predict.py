@@ -23,9 +23,9 @@ from penstock.addons.predicting.trained import Trained, trained
 from penstock.build.data import Split
 from penstock.config.hydra import overrides
 from penstock.config.schema import Config
-from penstock.distributed.gathered import together
 from penstock.distributed.group import Group, join
-from penstock.distributed.preemption import Preempted, Stop
+from penstock.distributed.parallel import together
+from penstock.distributed.stop import Preempted, Stop
 from penstock.errors import ConfigError, Problem
 from penstock.loading.bad_samples import SampleError, path_of
 from penstock.loading.batch import Batch
@@ -51,12 +51,11 @@ def run(config: Config) -> None:
     wanted = ready.parts.config.distributed
     with join(ready.parts.world, wanted.backend, wanted.timeout) as group, ExitStack() as stack:
         journal = Journal(out, ready.path)
-        with group.all_or_none():
-            if group.is_first:
-                stack.enter_context(journal.held())
-            journal.read(repairs=group.is_first)
-            data = data_of(ready, root, journal)
-            _ = data.left
+        if group.is_first:
+            stack.enter_context(journal.held())
+        journal.read(repairs=group.is_first)
+        data = data_of(ready, root, journal)
+        _ = data.left
         if group.is_first:
             journal.begin(data)
         try:
@@ -129,7 +128,7 @@ def predicted(
         return
     about: Callable[[int], Row] = getattr(dataset, "about", lambda number: {})
     device, precision = torch.device(parts.world.device), parts.config.trainer.precision
-    with torch.no_grad(), data.loader() as loader, group.all_or_none():
+    with torch.no_grad(), data.loader() as loader:
         batches: Iterator[Batch] = loader.epoch(0)
         if group.is_first:
             batches = watched(batches, data.plan.steps(0), "predicting")

@@ -61,8 +61,7 @@ def run(config: Config) -> float | None:
     with join(ready.parts.world, wanted.backend, wanted.timeout) as group:
         check_declared(split)
         with split.loader() as loader:
-            with group.all_or_none():
-                _check_other_rows(data, loader)
+            _check_other_rows(data, loader)
             parts = data, ready.model, ready.objective
             columns = measured(ready.parts.config, *parts, split, loader, group)
         if not group.is_first:

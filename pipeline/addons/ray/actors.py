@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import Field
 
-from penstock.distributed.preemption import SIGNALS, held
+from penstock.distributed.stop import SIGNALS
 from penstock.errors import ConfigError, Problem
 from penstock.loading import worker_status
 from penstock.loading.workers.executors import Silence, Task, WorkerError, attempt, report_of
@@ -79,14 +79,13 @@ def _connected(options: RayOptions, actors: int) -> Any:
         where["include_dashboard"] = False
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
-        with held():  # Ray takes the signals by which a run is stopped
-            ray.init(**where, log_to_driver=False, configure_logging=False)
-            if threading.current_thread() is threading.main_thread():
-                for number, handler in handlers.items():
-                    signal.signal(number, handler)
+        ray.init(**where, log_to_driver=False, configure_logging=False)
     except Exception as error:
         reason = f"there is no Ray to be had: {type(error).__name__}: {error}"
         raise ConfigError(Problem("loader.ray.address", reason)) from error
+    finally:  # Ray takes the signals by which a run is stopped
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return ray
 
 

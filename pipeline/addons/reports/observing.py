@@ -61,11 +61,10 @@ class Shown(Observer):
         if not self.fit.config.trainer.report:
             return
         from penstock.addons.reports import facts, report, samples
-        from penstock.distributed.preemption import held
 
         folder = self.fit.folder.path
         if status != "done" and not (folder / facts.NAME).exists():
-            with only_shown("what the report shows of the data"), held():
+            with only_shown("what the report shows of the data"):
                 samples.write(folder, self.fit.data, None, [], None)
         report.leave(folder, status == "done")
 

@@ -14,7 +14,6 @@ from typing import Any
 from penstock.addons.reports import curves, page, sections, verdict
 from penstock.addons.reports.page import Section
 from penstock.config.schema import Config
-from penstock.distributed.preemption import held
 from penstock.errors import ConfigError, Problem
 from penstock.runs.only_shown import only_shown, reason
 from penstock.runs.record import RunRecord
@@ -78,11 +77,8 @@ def part_of(make: Callable[[Any], Section | None], record: Any) -> Section | Non
 
 
 def leave(folder: Path, is_done: bool) -> None:
-    """Write the report of a run that ends now; where that fails, the run is as it was.
-
-    A request to stop waits for it.
-    """
-    with only_shown("the report"), held():
+    """Write the report of a run that ends now; where that fails, the run is as it was."""
+    with only_shown("the report"):
         record = RunRecord.read(folder)
         (put if is_done else say)(f"{'report':<12} {save(record)}")
         if is_done and (verdict.concern(record) or not verdict.is_better(record)):

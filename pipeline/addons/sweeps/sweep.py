@@ -26,7 +26,7 @@ from hydra.core.hydra_config import HydraConfig
 from penstock import program
 from penstock.config import compose
 from penstock.config.schema import Config
-from penstock.distributed import preemption, slurm, world
+from penstock.distributed import stop, world
 from penstock.errors import PREEMPTED, ConfigError, Problem
 from penstock.files.disk import prepare, write_atomically
 from penstock.files.locks import is_locked, lock
@@ -168,7 +168,7 @@ def run_job(
     hydra, config, code, value = HydraConfig.get(), None, 0, None
     folder, words = Path(hydra.runtime.output_dir), list(map(str, hydra.overrides.task))
     try:
-        with lock(folder / LOCK), preemption.job():
+        with lock(folder / LOCK):
             if is_locked(folder / HOLDER):  # by ranks that live on after their sweep was killed
                 raise BlockingIOError
             config = accept(folder)
@@ -188,22 +188,24 @@ def run_job(
             elif config.task == "fit":
                 config = config.model_copy(update={"resume": "auto"})
             value = task(config)
-            if not has_manifest(folder):  # a task that leaves no run
+            if has_manifest(folder):  # of ranks too, which are other processes
+                value = Job.read(folder).value
+            else:
                 best = {"val/value": value} if math.isfinite(value or 0) else {}
                 note(folder, status="done", best=best, overrides=words)
     except BlockingIOError:
         say(f"job {folder.name}: another process runs it, and it is left alone")
-    except (Exception, preemption.Stop) as error:
+    except (Exception, stop.Stop) as error:
         code, text = report(error), (str(error) or repr(error)).partition("\n")[0]
         if code != PREEMPTED:
             with suppress(ConfigError):  # a damaged manifest says itself that the job failed
                 note(folder, status="failed", error=text, exit_code=code, overrides=words)
-    if code == PREEMPTED and slurm.is_of_submitit(os.environ):
-        signal.raise_signal(signal.SIGUSR1)  # lets submitit requeue it; its handler had to wait
+    requeues = callable(signal.getsignal(signal.SIGUSR1))  # submitit, which waits for it
+    if code == PREEMPTED and os.environ.get("SUBMITIT_EXECUTOR") == "slurm" and requeues:
+        signal.raise_signal(signal.SIGUSR1)
     then = config and (config.sweep.on_preempted if code == PREEMPTED else config.sweep.on_failure)
     if code and then == "stop" and "SUBMITIT_EXECUTOR" not in os.environ:
         raise SystemExit(code)  # through Hydra, also from joblib's processes
-    preemption.forget()  # the request was for this job only
     return math.nan if value is None else value
 
 
@@ -270,10 +272,8 @@ def running(words: Sequence[str], config_name: str) -> Iterator[str]:
     os.environ.setdefault("SUBMITIT_PREEMPT_SIGNAL", "USR1")
     prepare(folder)
     try:
-        with preemption.job():
-            preemption.keep_from_children()
-            # A pattern such as ${now:%H} may give each process another folder.
-            yield program.override("hydra.sweep.dir", folder)
+        # A pattern such as ${now:%H} may give each process another folder.
+        yield program.override("hydra.sweep.dir", folder)
     finally:
         if jobs := jobs_of(folder):
             show(folder, jobs)

@@ -24,7 +24,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice, takewhile
 from typing import Any
 
-from penstock.distributed.preemption import asked, waiting
+from penstock.distributed.stop import asked, waiting
 from penstock.errors import PenstockError
 from penstock.loading import worker_status
 from penstock.loading.bad_samples import path_of
@@ -208,12 +208,12 @@ def by_exit_code(code: int) -> tuple[str, str]:
     if code >= 0:
         return f"exited unexpectedly with code {code}", ""
     name = next((f" ({one.name})" for one in signal.Signals if one == -code), "")
-    hints = {
+    hints: dict[int, str] = {
         signal.SIGKILL: "SIGKILL leaves no stack behind; the system also sends it when memory runs "
         "out (dmesg tells)",
         signal.SIGBUS: "SIGBUS also comes when shared memory or a mapped file runs out of space",
     }
-    return f"was killed by signal {-code}{name}", dict[int, str](hints).get(-code, "")
+    return f"was killed by signal {-code}{name}", hints.get(-code, "")
 
 
 class Workers:

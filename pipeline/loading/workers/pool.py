@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.distributed.preemption import asked
+from penstock.distributed.stop import asked
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading import worker_status
 from penstock.loading.worker_status import FIELDS, WorkerStatus
