@@ -73,12 +73,14 @@ def requests(
         # Interrupted anywhere, a library's `finally` may fail, as OmegaConf's do: its error comes
         # out instead, and Hydra makes it SystemExit(1).
         code = getattr(error, "code", getattr(error, "exit_code", 1))
-        if _state.stop and code not in (PREEMPTED, 128 + signal.SIGINT):
+        if _state.stop and code not in (PREEMPTED, 130):
             raise _state.stop from error
         raise
     finally:
-        _state.mode, _state.say, _state.stop = outer["mode"], outer["say"], None
-        _state.asked = _state.asked if outer["mode"] else None
+        # The outer one inherits the request; without one, it is over.
+        vars(_state).update(
+            outer, asked=_state.asked if outer["mode"] else None, since=_state.since
+        )
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
