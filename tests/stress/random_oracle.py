@@ -46,8 +46,10 @@ def check_epochs(epochs, sampler, size, tail, data):
     if kind == "SequencePacking":
         for steps in epochs:
             _blocks(steps, sampler, size, tail, data)
-        orders = [_by_position(steps) for steps in epochs]
-        _orders(orders, sampler.get("order"), data, size, tail, dropped=tail == "drop")
+        orders, drops = [_by_position(steps) for steps in epochs], tail == "drop"
+        # Blocks that are dropped have taken rows from the middle of the last window's order.
+        gaps = drops and sampler.get("window") != 1
+        _orders(orders, sampler.get("order"), data, size, tail, drops, gaps)
         return
     for steps in epochs:
         positions = [position for one in steps for position in one.positions]
@@ -72,7 +74,8 @@ def check_epochs(epochs, sampler, size, tail, data):
                 [row for one in steps for row in one.rows[: len(one.rows) // sampler["times"]]]
                 for steps in epochs
             ]
-            _orders(orders, sampler.get("order"), data, size, tail, shortened or tail == "drop")
+            ends = "keep" if shortened else tail  # a shortened epoch has no end to go on from
+            _orders(orders, sampler.get("order"), data, size, ends, shortened or tail == "drop")
         else:
             _orders(orders, sampler, data, size, tail, tail == "drop")
 
@@ -85,12 +88,13 @@ def _cut(steps, size, tail):
         assert last == size if tail == "drop" else 0 < last <= size, f"the last has {last} rows"
 
 
-def _orders(orders, node, data, size, tail, dropped):
+def _orders(orders, node, data, size, tail, dropped, gaps=False):
     """Rows of each epoch in their order.
 
     Args:
         node: of the order; None: each row once, at random, or a mixture.
         dropped: whether the end of an epoch may lack.
+        gaps: whether rows before its end may lack, too.
     """
     kind = name_of(node) if node else "MixtureOrder" if data.mixing else "Random"
     if kind == "MixtureOrder":
@@ -103,12 +107,13 @@ def _orders(orders, node, data, size, tail, dropped):
         if kind in ("Random", "Curriculum", "Sequential", "SequentialSampler", "RandomSampler"):
             _once(rows, range(length), dropped)
         if kind in ("Sequential", "SequentialSampler"):
-            assert rows == list(range(len(rows))), "not in the order of the dataset"
-        if kind == "Curriculum":
+            wanted = sorted(rows) if gaps else list(range(len(rows)))
+            assert rows == wanted, "not in the order of the dataset"
+        if kind == "Curriculum" and not gaps:
             _stages(rows, node, data)
         if kind == "Subset" and node.get("indices") is not None:
             _once(rows, node["indices"], dropped)
-            if not node.get("shuffle", True):
+            if not node.get("shuffle", True) and not gaps:
                 assert rows == node["indices"][: len(rows)]
         elif kind == "Subset":
             assert len(set(rows)) == len(rows), "a row comes twice"

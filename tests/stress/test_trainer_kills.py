@@ -59,7 +59,7 @@ def killed(child, folder, moment, while_writing):
     """Kill the process after `moment` seconds, or at the write after that; False if it ended."""
     until = time.monotonic() + moment
     while time.monotonic() < until or (
-        while_writing and not is_writing(folder) and time.monotonic() < until + 3
+        while_writing and not is_writing(folder) and time.monotonic() < until + 60
     ):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
