@@ -5,7 +5,6 @@
     numpy_seed                      (seed, worker) -> what torch's workers seed numpy with
     shared_storage, share_by        CPU memory that other processes can map; who makes it
     scale                           multiplies tensors by a number in place, in one call
-    register_pytree_node            lets `tree_map` look into a class
     tree_map_only, tree_leaves      go through the tensors in anything nested
 
 Tested with torch 2.15. With a torch that lacks one of them, importing this file says which.
@@ -21,7 +20,6 @@ import torch
 
 try:
     from torch._utils import ExceptionWrapper as ExceptionWrapper
-    from torch.utils._pytree import register_pytree_node as register_pytree_node
     from torch.utils._pytree import tree_leaves as tree_leaves
     from torch.utils._pytree import tree_map_only as tree_map_only
     from torch.utils.data._utils import worker as _worker

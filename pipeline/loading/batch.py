@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from penstock.loading.bad_samples import LeftOut
 from penstock.order.keys import IntArray
 from penstock.order.plan import Request
-from penstock.torch_internals import register_pytree_node, tree_map_only
+from penstock.torch_internals import tree_map_only
 
 
 class Batch(dict[str, Any]):
@@ -87,24 +86,4 @@ class Batch(dict[str, Any]):
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """A batch with each tensor changed, also inside of dicts and lists."""
-        return tree_map_only(torch.Tensor, change, self)
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """The part of a batch that torch's trees keep: `rest` is one without fields."""
-
-    names: tuple[str, ...]
-    rest: Batch = field(compare=False)  # trees of two batches are alike where their names are
-
-
-def _flatten(batch: Batch) -> tuple[list[Any], _Layout]:
-    return list(batch.values()), _Layout(tuple(batch), batch.replace({}))
-
-
-def _unflatten(values: Iterable[Any], layout: Any) -> Batch:
-    rest: Batch = layout.rest
-    return rest.replace(dict(zip(layout.names, values, strict=True)))
-
-
-register_pytree_node(Batch, _flatten, _unflatten)
+        return self.replace(tree_map_only(torch.Tensor, change, dict(self)))

@@ -239,11 +239,7 @@ class Loader:
             ConfigError: the addresses of the state mean other batches, or it is damaged.
         """
         own = {"version": STATE_VERSION, **self.fingerprint}
-        try:
-            address = int(state["epoch"]), int(state["step"])
-            saved = {"version": state.get("version"), **state["fingerprint"]}
-        except (LookupError, TypeError, ValueError) as error:
-            raise ConfigError(f"the loader state is damaged: {error}") from error
+        saved = {"version": state.get("version"), **state.get("fingerprint", {})}
         keys = differing(own, saved)
         if keys:
             raise ConfigError(
@@ -254,7 +250,7 @@ class Loader:
                 )
                 for key in keys
             )
-        self._next = self._following = address
+        self._next = self._following = int(state["epoch"]), int(state["step"])
 
     def close(self) -> None:
         """Stop the workers."""

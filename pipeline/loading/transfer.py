@@ -1,6 +1,7 @@
-"""Batches to a CUDA device: through reused pinned buffers, on a stream of their own.
+"""Batches to a CUDA device: through pinned memory, on a stream of their own.
 
-1. A batch that is not in pinned memory yet is copied into a pinned buffer, one for each field.
+1. A batch that is not in pinned memory yet is copied into some; torch uses that again as soon as
+   the copy out of it is done.
 2. The copy to the device runs on its own stream, beside the computation.
 3. The consumer's stream waits for that copy, not the program; the memory is marked as in use there.
 4. From the second batch on, the next one's copy begins before a batch is handed out. The first one
@@ -13,10 +14,9 @@ Cost: a copy in memory where nothing was pinned, about 0.1 ms a MiB; two batches
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from typing import Any
 
 import torch
@@ -25,30 +25,12 @@ from torch import Tensor
 from penstock.loading.batch import Batch
 
 
-def hold(tensor: Tensor, kept: list[Tensor], number: int, pinned: bool = True) -> Tensor:
-    """A copy of a CPU tensor in reused memory, with the same strides if it has no gaps.
-
-    Args:
-        kept: the memory of the tensors of one batch, uint8; a place that is too small is replaced.
-        number: of the place in `kept`, at most one past the last.
-        pinned: new memory is page-locked.
-    """
-    shape = torch.empty_like(tensor, device="meta")
-    size = tensor.numel() * tensor.element_size()
-    if number == len(kept) or len(kept[number]) < size:
-        kept[number : number + 1] = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned)]
-    memory = kept[number][:size].view(tensor.dtype)
-    return memory.as_strided(shape.shape, shape.stride()).copy_(tensor)
-
-
 class Transfer:
-    """Moves batches to a CUDA device, one ahead; three of them may be on their way."""
+    """Moves batches to a CUDA device, one ahead."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
         self._stream: torch.cuda.Stream | None = None  # CUDA must not be begun before workers fork
-        # Memory for one batch each, with the event behind the copy out of it.
-        self._slots: deque[tuple[list[Tensor], Any]] = deque(([], None) for _ in range(3))
 
     def __call__(self, results: Iterable[Any]) -> Iterator[Any]:
         """`results` in their order, the batches among them on the device."""
@@ -64,20 +46,16 @@ class Transfer:
         """A result, and the event behind its copy to the device; None where nothing is copied."""
         if not isinstance(result, Batch):  # an error or the end, which stands in a batch's place
             return result, None
-        kept, last = self._slots.popleft()
-        if last is not None:
-            last.synchronize()  # three batches ago; it is done unless the device is far behind
         self._stream = self._stream or torch.cuda.Stream(self._device)
         with torch.cuda.stream(self._stream):
-            result = result.map(partial(self._moved, kept, count()))
+            result = result.map(self._moved)
             copied = torch.cuda.Event()
             copied.record(self._stream)
-        self._slots.append((kept, copied))
         return result, copied
 
-    def _moved(self, kept: list[Tensor], numbers: Iterator[int], tensor: Tensor) -> Tensor:
+    def _moved(self, tensor: Tensor) -> Tensor:
         if tensor.device.type == "cpu" and not tensor.is_pinned():
-            tensor = hold(tensor, kept, next(numbers))
+            tensor = tensor.pin_memory()
         return tensor.to(self._device, non_blocking=True)
 
     def _given(self, begun: tuple[Any, Any]) -> Any:

@@ -39,10 +39,6 @@ KEEPING = {  # by whose hands; the address stays
     "copied": copy.copy,
     "deepcopied": copy.deepcopy,
     "pickled": lambda batch: pickle.loads(pickle.dumps(batch)),
-    "tree_map": lambda batch: _pytree.tree_map(lambda leaf: leaf, batch),
-    "tree_map_of_two": lambda batch: _pytree.tree_map(
-        lambda leaf, _: leaf, batch, batch.replace(request=None)
-    ),
     "default_convert": default_convert,
     "accelerate_sends": lambda batch: accelerate("send_to_device")(batch, torch.device("cpu")),
     "lightning_moves": lambda batch: without_hub(
@@ -102,7 +98,7 @@ def test_pinned_by_torch_it_stays_a_batch(batch, monkeypatch):
     other = pin_memory([batch])[0]
     assert type(other) is Batch
     assert other.request is batch.request
-    assert len(pinned) == sum(torch.is_tensor(leaf) for leaf in _pytree.tree_leaves(batch))
+    assert len(pinned) == sum(torch.is_tensor(leaf) for leaf in _pytree.tree_leaves(dict(batch)))
 
 
 def test_what_frameworks_ask_of_a_loader():

@@ -1,7 +1,6 @@
-"""To a device: buffers are used again, copies run one ahead, and every batch arrives as it was."""
+"""To a device: copies run one ahead, and every batch arrives as it was."""
 
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from penstock.distributed.world import World
 from penstock.loading import transfer as module
 from penstock.loading.loader import Loader
-from penstock.loading.transfer import Transfer, hold
+from penstock.loading.transfer import Transfer
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
@@ -19,40 +18,6 @@ from penstock.transforms.batch_colors import BatchNormalize
 from tests import toy
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-
-
-def places(kept, tensors):
-    """Where copies of `tensors` are held, after checking that they are copies."""
-    held = [hold(tensor, kept, number, pinned=False) for number, tensor in enumerate(tensors)]
-    for copy, tensor in zip(held, tensors, strict=True):
-        assert torch.equal(copy, tensor)
-        assert (copy.dtype, copy.stride()) == (tensor.dtype, tensor.stride())
-        assert copy.numel() == 0 or copy.data_ptr() != tensor.data_ptr()
-    return [copy.data_ptr() for copy in held]
-
-
-def test_buffers_are_used_again():
-    kept = []
-    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
-    batch = [images, torch.arange(4), torch.tensor(1.5), torch.zeros(0, 3)]
-    first = places(kept, batch)
-    assert len(set(first[:3])) == 3, "each tensor has a place of its own"
-    assert places(kept, batch) == first
-    smaller = [images[:2].clone(), torch.arange(2), torch.tensor(2.5), torch.zeros(0, 3)]
-    assert places(kept, smaller) == first, "a last, smaller batch too"
-    last = images.contiguous(memory_format=torch.channels_last)
-    floats = [last, torch.rand(80), torch.tensor(3.0)]
-    again = places(kept, floats)
-    assert again[0] == first[0]
-    assert again[2] == first[2]
-    assert places(kept, batch)[1] == again[1], "what has grown stays"
-
-
-def test_a_tensor_with_gaps_is_held_without_them():
-    wide = torch.arange(20).reshape(4, 5)[:, ::2]
-    held = hold(wide, [], 0, pinned=False)
-    assert torch.equal(held, wide)
-    assert held.is_contiguous()
 
 
 def test_one_is_begun_before_the_last_is_given():
@@ -99,7 +64,6 @@ class Cuda:
         return SimpleNamespace(
             number=number,
             record=lambda stream: self.log.append(f"{stream} {number}"),
-            synchronize=lambda: self.log.append(f"until {number}"),
         )
 
     def current_stream(self, device):
@@ -112,13 +76,12 @@ class Cuda:
         yield
 
 
-def test_copies_run_on_a_stream_of_their_own_and_wait_for_their_slot(monkeypatch):
+def test_copies_run_on_a_stream_of_their_own(monkeypatch):
     cuda = Cuda()
     for name in ("Stream", "Event", "current_stream", "stream"):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
-    monkeypatch.setattr(module, "hold", partial(hold, pinned=False))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     transfer, failure = Transfer("meta"), object()
-    assert len(transfer._slots) == 3
     batches = [batch.replace({**batch, "text": ["a"]}) for batch in toy.loader().epoch(0)]
     moved = list(transfer([*batches, failure]))
     assert moved.pop() is failure
@@ -129,11 +92,10 @@ def test_copies_run_on_a_stream_of_their_own_and_wait_for_their_slot(monkeypatch
         *("on copies", "copies 0", "the consumer waits for 0"),
         *("on copies", "copies 1"),
         *("on copies", "copies 2", "the consumer waits for 1"),
-        *("until 0", "on copies", "copies 3", "the consumer waits for 2"),
-        *("until 1", "on copies", "copies 4", "the consumer waits for 3"),
+        *("on copies", "copies 3", "the consumer waits for 2"),
+        *("on copies", "copies 4", "the consumer waits for 3"),
         "the consumer waits for 4",
     ]
-    assert [len(kept) for kept, _ in transfer._slots] == [2, 2, 2]
     (again,) = transfer(moved[:1])  # it is there
     assert again["image"] is moved[0]["image"]
 

@@ -152,7 +152,8 @@ def _taken(
 
 def nbytes(result: Any) -> int:
     """Bytes of the tensors and arrays of a batch, and one more."""
-    leaves = tree_leaves(getattr(result, "value", result))  # of a DataLoader's results
+    value = getattr(result, "value", result)  # of a DataLoader's results
+    leaves = tree_leaves(dict(value) if isinstance(value, dict) else value)
     return 1 + sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
 
 
