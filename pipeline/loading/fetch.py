@@ -111,6 +111,11 @@ class Fetch:
         self._way = way_of(self)
         self.gathers = self._way is gathered and self.batch_transform is None
 
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """In a worker that was not forked."""
+        self.__dict__.update(state)
+        refuse_postscript()
+
     def __call__(self, request: Any) -> Any:
         """The batch of `request`, or the end of a stream.
 
@@ -399,3 +404,14 @@ def _digests(sample: Any) -> dict[str, bytes]:
     with suppress(DataError, AttributeError):
         return {name: hash_sample(value) for name, value in sample.items()}
     return {}
+
+
+def refuse_postscript() -> None:
+    """Let Pillow start no program in this process, from now on; 5 ms the first time.
+
+    It starts Ghostscript for a picture in PostScript. Datasets of torchvision open whatever Pillow
+    opens, and a file called `.jpg` may hold PostScript.
+    """
+    from PIL import EpsImagePlugin
+
+    EpsImagePlugin.gs_binary = False
