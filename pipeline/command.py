@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from importlib.metadata import version
@@ -234,16 +234,16 @@ def _run(config: Config) -> float | None:
     """Run the task of a job, here or in ranks that are started for it."""
     job, task = HydraConfig.get().job, seams.TASKS[config.task]
     if task.ranks and (count := launch.processes(config.distributed)):
-        words = [
+        ranks = [
+            sys.executable,
+            *([own] if (own := os.environ.get("PENSTOCK_SCRIPT")) else ["-m", "penstock.command"]),
             f"--config-name={str(job.config_name).removeprefix(_CHECKED)}",
             *overrides(),
             program.override("run_dir", config.run_dir),  # the last one counts
         ]
-        script = os.environ.get("PENSTOCK_SCRIPT")
-        program_of_ranks = [sys.executable, *([script] if script else ["-m", "penstock.command"])]
-        launch.run([*program_of_ranks, *words], count, config.distributed.max_restarts)
+        launch.run(ranks, count, config.distributed.max_restarts)
         return None
-    run = seams.function(task.run)
+    run: Callable[[Config], float | None] = seams.function(task.run)
     if not gc.isenabled():
         # It was turned off for the imports. What was imported is frozen: to search it takes 0.4 s,
         # and again in each worker. Only the first job of a process freezes, as the garbage of one
@@ -251,8 +251,7 @@ def _run(config: Config) -> float | None:
         gc.freeze()
         gc.enable()
     terminal.options["progress"] = "none" if world.launched_rank()[0] else config.trainer.progress
-    value: float | None = run(config)
-    return value
+    return run(config)
 
 
 def report(error: BaseException) -> int:

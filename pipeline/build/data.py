@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
+from importlib import import_module
 from typing import Any
 
 from penstock.config.identity import identity, leaves
@@ -250,11 +251,8 @@ class Split:
         if (ignored := self.config.objective.get("ignored")) is not None:
             for step in steps.values():
                 fill_masks(step, ignored)
-        if (views := self.config.transform.views) > 1:
-            from penstock.addons.pairs.views import Views
-
-            steps = {"views": Views(steps, views)}
-        return Compose(steps)
+        count, views = self.config.transform.views, "penstock.addons.pairs.views"
+        return Compose({"views": import_module(views).Views(steps, count)} if count > 1 else steps)
 
     @cached_property
     def batch_transform(self) -> BatchCompose:
@@ -324,17 +322,15 @@ class Split:
             order: in which it reads every row once, where it packs rows; None: it is of the
                 training split.
         """
-        dataset, columns = self.dataset, _columns_read(self.config.sampler)
-        # No lambda: it may go to worker processes, which look there for a bad row's substitute.
-        table: Any = partial(table_for, columns, dataset, self.data.fields)
-        if self._tokenizer is not None:
-            from penstock.addons.tokens.lengths import table_in_tokens
-
-            table = partial(table_in_tokens, *table.args, steps=self.transform.steps)
+        dataset, tokens = self.dataset, "penstock.addons.tokens.lengths"
+        read = _columns_read(self.config.sampler), dataset, self.data.fields
         supply: dict[str, Any] = {
             "length": len(dataset),
             "seed": self.config.seed,
-            "metadata": table,
+            # No lambda: it may go to worker processes, which look there for a bad row's substitute.
+            "metadata": partial(table_for, *read)
+            if self._tokenizer is None
+            else partial(import_module(tokens).table_in_tokens, *read, self.transform.steps),
             "batch_size": self.batch_size,
             "tail": tail,
             "order": order,
@@ -342,8 +338,7 @@ class Split:
             "data_source": dataset,
             "long_tail": self._tokenizer is not None,
         }
-        node: Mapping[str, Any] = self.config.sampler
-        node = node if order is None else {**node, "order": None}
+        node: Mapping[str, Any] = self.config.sampler | ({} if order is None else {"order": None})
         if getattr(dataset, "mixing", None) is not None:
             from penstock.addons.mixtures.mixture import supplied_order
 
@@ -362,8 +357,10 @@ class Split:
     @property
     def _tokenizer(self) -> Any:
         """The step whose tokens are the lengths that the sampler chooses by; None without one."""
-        steps = self.transform.steps if "length" in _columns_read(self.config.sampler) else {}
-        return next((step for step in steps.values() if hasattr(step, "counting")), None)
+        counts = "length" in _columns_read(self.config.sampler)
+        return next(
+            (s for s in self.transform.steps.values() if hasattr(s, "counting") and counts), None
+        )
 
     @property
     def packs(self) -> bool:
