@@ -1,26 +1,25 @@
 """Models of transformers: from a local folder, or new ones by the numbers of their configuration.
 
-Nothing is fetched, and nothing of a folder is run. Its config.json says numbers only: the kind of
-model is one of our list, and keys are kept that the class of its configuration has. Weights
-are read from safetensors. So `auto_map`, adapters, kernels and quantizers of a folder mean nothing.
+Nothing is fetched, and nothing of a folder is run. Its config.json says numbers only: keys are kept
+that the class of its configuration has. Weights are read from safetensors. So `auto_map`, kernels
+and quantizers of a folder mean nothing.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from penstock.addons.tokens.byte_pairs import BytePairs
-from penstock.config.messages import nearest
-from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.data import read_file
-from penstock.files.limits import Limits
+from penstock.errors import ConfigError, Problem
 from penstock.terminal import one_line, say
 
 
@@ -81,28 +80,15 @@ Kind = Literal[
     "masked_lm",
     "causal_lm",
 ]
-# Kinds of models that need nothing but their class and their numbers.
-_TYPES = (
-    "albert bert camembert deberta deberta-v2 distilbert electra mobilebert modernbert mpnet "
-    "roberta xlm-roberta gpt2 gpt_neox llama mistral opt phi qwen2 qwen3 "
-    "beit convnext convnextv2 deit dinov2 efficientnet mobilenet_v2 mobilevit poolformer regnet "
-    "resnet swin swinv2 vit"
-)
-TYPES = frozenset(_TYPES.split())
-# Keys of a configuration that are not numbers of the model, or that are set here.
+# Keys of a configuration that say something else than numbers of the model: code, kernels and
+# quantizers to load, types, and what is set here.
 _OTHERS = (
     "_attn_implementation _name_or_path architectures attn_implementation auto_map "
-    "custom_pipelines dtype id2label label2id model_type num_labels output_attentions "
-    "output_hidden_states problem_type quantization_config return_dict torch_dtype "
-    "transformers_version use_cache"
+    "custom_pipelines dtype id2label label2id model_type num_labels quantization_config "
+    "torch_dtype transformers_version use_cache"
 )
 _NEVER = frozenset(_OTHERS.split())
-_LARGEST = 1 << 20  # bytes of a config.json
-_SHOWN = 6
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY")
-_SHIFTED = ("camembert", "roberta", "xlm-roberta")  # whose positions begin behind the padding's id
-_SIZED = ("beit", "deit", "vit")  # that take pictures of one size
-_said: set[str] = set()
 
 
 def transformers_model(
@@ -130,56 +116,56 @@ def transformers_model(
     Raises:
         ConfigError: transformers is not installed; or the folder, the kind or an argument is none.
     """
-    auto = _transformers()
+    hub = _transformers()
     if path is None and model_type is None:
         reason = "is missing: the kind of a new model, such as bert or vit; or model.path"
         raise ConfigError(Problem("model.model_type", reason))
-    said = _config_of(path) if path is not None else {"model_type": model_type}
-    made_of = said.get("model_type")
-    if not isinstance(made_of, str) or made_of not in TYPES:
-        where = "model.model_type" if path is None else "model.path"
-        reason = (
-            f"asks for {one_line(made_of)[:80]!r}{nearest(str(made_of), TYPES)}; allowed: "
-            f"{', '.join(sorted(TYPES))}"
-        )
-        raise ConfigError(Problem(where, reason))
-    config_class = auto.configuration_auto.CONFIG_MAPPING[made_of]
-    known = set(config_class().to_dict()) - _NEVER
-    values = {key: value for key, value in said.items() if key in known}
-    for key, value in (arguments or {}).items():
-        if key not in known:
-            reason = f"is no number of {config_class.__name__}{nearest(key, known)}"
-            raise ConfigError(Problem(f"model.arguments.{key}", reason))
-        values[key] = value
-    if num_tokens is not None and "vocab_size" in known:
-        own = values.setdefault("vocab_size", num_tokens)
-        if isinstance(own, int) and own < num_tokens:
-            reason = f"{num_tokens} tokens, and the model has room for {own}; set transform=pieces"
-            raise ConfigError(Problem("model.num_tokens", reason))
+    if path is None:
+        where, said = "model.model_type", {"model_type": model_type}
+    else:
+        where, said = "model.path", _config_of(Path(path).expanduser())
+    with _explained(where):
+        known = set(hub.AutoConfig.for_model(str(said.get("model_type"))).to_dict())
+    for key in sorted(set(arguments or {}) - (known - _NEVER)):
+        reason = f"is no number of the configuration of {said['model_type']}"
+        raise ConfigError(Problem(f"model.arguments.{key}", reason))
+    values = {key: value for key, value in said.items() if key in known - _NEVER}
+    values |= arguments or {}
+    room = values.setdefault("vocab_size", num_tokens) if "vocab_size" in known else None
+    if num_tokens is not None and isinstance(room, int) and room < num_tokens:
+        reason = f"{num_tokens} tokens, and the model has room for {room}; set transform=pieces"
+        raise ConfigError(Problem("model.num_tokens", reason))
     if num_outputs is not None and not kind.endswith("_lm"):
         values["num_labels"] = num_outputs
-    if "use_cache" in config_class().to_dict():
-        values["use_cache"] = False  # of decoders that write on
-    model_class = _class(auto, kind, config_class, made_of)
-    try:
-        config = config_class(**values)
-        model = model_class(config) if path is None else _loaded(model_class, config, path)
-    except (TypeError, ValueError, KeyError, RuntimeError, AssertionError, ZeroDivisionError) as e:
-        where = "model.arguments" if path is None else "model.path"
-        reason = f"{model_class.__name__} cannot be made of it: {one_line(e)[:200]}"
-        raise ConfigError(Problem(where, reason)) from e
+    name = "".join(map(str.capitalize, kind.split("_"))).replace("Lm", "LM")
+    auto = getattr(hub, f"AutoModelFor{name}")
+    with _explained("model"):
+        config = hub.AutoConfig.for_model(str(said["model_type"]), **values)
+        config.use_cache = False  # of what is generated
+        model = auto.from_config(config) if path is None else _loaded(auto, config, path)
     model.register_forward_pre_hook(_masked)
     made: nn.Module = model.train()
     return made
 
 
+@contextmanager
+def _explained(key: str) -> Iterator[None]:
+    """Name the key before an error of transformers', which are of any class."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = f"cannot be made: {type(error).__name__}: {one_line(error)[:200]}"
+        raise ConfigError(Problem(key, reason)) from error
+
+
 def _transformers() -> Any:
-    """The package's `models.auto`, which stays offline."""
+    """The package, which stays offline."""
     for variable in _OFFLINE:
         os.environ.setdefault(variable, "1")
     try:
-        from transformers.models import auto
-        from transformers.models.auto import configuration_auto, modeling_auto  # noqa: F401
+        import transformers
         from transformers.utils import logging
     except ImportError as error:
         reason = (
@@ -188,115 +174,58 @@ def _transformers() -> Any:
         raise ConfigError(Problem("model", reason)) from error
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    return auto
+    return transformers
 
 
-def _config_of(folder: str) -> Mapping[str, Any]:
+def _config_of(folder: Path) -> dict[str, Any]:
     """The content of a folder's config.json."""
-    path = Path(folder).expanduser()
-    if not path.is_dir():
+    if not folder.is_dir():
         reason = (
-            f"{folder!r} is no folder here, and nothing is fetched; where the hub can be reached: "
-            f"hf download {one_line(folder)[:100]} --local-dir FOLDER"
+            f"{str(folder)!r} is no folder here, and nothing is fetched; where the hub can be "
+            f"reached: hf download {one_line(folder)[:100]} --local-dir FOLDER"
         )
-        raise ConfigError(Problem("model.path", reason))
-    try:
-        content = read_file(path / "config.json", Limits(record_bytes=_LARGEST)).decode()
-        return {**json.loads(content)}
-    except (OSError, TypeError, ValueError, DataError) as error:
-        reason = f"{folder!r} has no config.json that can be read: {one_line(error)[:200]}"
-        raise ConfigError(Problem("model.path", reason)) from error
+    elif not any((folder / f"model.safetensors{end}").is_file() for end in ("", ".index.json")):
+        reason = (
+            f"{str(folder)!r} has no model.safetensors; other files of weights can run code. Load "
+            "it where you trust it, and save_pretrained it again"
+        )
+    elif (folder / "adapter_config.json").exists():
+        reason = f"{str(folder)!r} has an adapter, which is not read; merge it into its model"
+    else:
+        with _explained("model.path"):
+            return {**json.loads((folder / "config.json").read_bytes())}
+    raise ConfigError(Problem("model.path", reason))
 
 
-def _class(auto: Any, kind: Kind, config_class: type, model_type: str) -> Any:
-    """The class of a model; one of transformers' own modules."""
-    names = f"MODEL_FOR_{kind.upper()}_MAPPING"
-    classes = getattr(auto.modeling_auto, names)
-    if config_class not in classes:
-        reason = f"transformers has none of it for {model_type}"
-        raise ConfigError(Problem("model.kind", f"{kind}: {reason}"))
-    found = classes[config_class]
-    found = found[0] if isinstance(found, tuple) else found
-    assert found.__module__.startswith("transformers.models.")
-    return found
-
-
-def _loaded(model_class: Any, config: Any, folder: str) -> Any:
+def _loaded(auto: Any, config: Any, folder: str) -> Any:
     """A model with the weights of a folder; says what is new."""
-    path = Path(folder).expanduser()
-    if not any((path / f"model.safetensors{end}").is_file() for end in ("", ".index.json")):
-        reason = (
-            f"{folder!r} has no model.safetensors; other files of weights can run code. Load it "
-            "where you trust it, and save_pretrained it again"
-        )
-        raise ConfigError(Problem("model.path", reason))
-    if (path / "adapter_config.json").exists():
-        reason = f"{folder!r} has an adapter, which is not read; merge it into its model"
-        raise ConfigError(Problem("model.path", reason))
-    try:
-        model, info = model_class.from_pretrained(
-            path,
-            config=config,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,
-            dtype=torch.float32,
-            output_loading_info=True,
-        )
-    except Exception as error:  # of safetensors', of no class of its own
-        reason = f"{folder!r} cannot be read: {type(error).__name__}: {one_line(error)[:200]}"
-        raise ConfigError(Problem("model.path", reason)) from error
-    total = len(model.state_dict())
-    other = [entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]]
-    new = sorted({*info["missing_keys"], *other})
-    if len(new) >= total:
-        reason = f"{folder!r} has none of the weights of {model_class.__name__}"
-        raise ConfigError(Problem("model.path", reason))
-    unused = sorted(info["unexpected_keys"])
-    kinds = {"new": new, "not used": unused}
-    text = "; ".join(
-        [
-            f"{total - len(new)} of {total} tensors",
-            *(f"{k}: {_few(n)}" for k, n in kinds.items() if n),
-        ]
+    model, info = auto.from_pretrained(
+        Path(folder).expanduser(),
+        config=config,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        ignore_mismatched_sizes=True,
+        dtype=torch.float32,
+        output_loading_info=True,
     )
-    if folder not in _said:  # the model of validation is the same
-        _said.add(folder)
-        say(f"{'start':<9} {text} from {folder}")
+    other = [entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]]
+    new, total = sorted({*info["missing_keys"], *other}), len(model.state_dict())
+    if len(new) >= total:
+        reason = f"{folder!r} has none of the weights of {type(model).__name__}"
+        raise ConfigError(Problem("model.path", reason))
+    more = f"; new: {', '.join(new)[:200]}" * bool(new)
+    _say_once(f"{'start':<9} {total - len(new)} of {total} tensors{more} from {folder}")
     return model
+
+
+_say_once = cache(say)  # the model of validation is the same
 
 
 def _masked(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
     """Tokens and their lengths as transformers takes them: tokens, and which of them count."""
-    config: Any = model.config
-    if not inputs or not isinstance(inputs[0], Tensor):
-        return None
-    if inputs[0].is_floating_point():
-        _check_size(inputs[0], config)
-        return None
-    tokens: Tensor = inputs[0]
-    room = getattr(config, "max_position_embeddings", None)
-    if isinstance(room, int) and config.model_type in _SHIFTED:
-        room -= config.pad_token_id + 1
-    if isinstance(room, int) and tokens.shape[1] > room:
-        reason = f"a text has {tokens.shape[1]} tokens, and the model has room for {room}; set it"
-        raise ConfigError(Problem("transform.train.tokenize.max_length", reason))
     if len(inputs) != 2 or inputs[1].ndim != 1:
         return None
+    tokens, lengths = inputs
     counted = torch.arange(tokens.shape[1], device=tokens.device)
-    return tokens, (counted < inputs[1].to(tokens.device)[:, None]).long()
-
-
-def _check_size(pictures: Tensor, config: Any) -> None:
-    size = getattr(config, "image_size", None)
-    if config.model_type in _SIZED and isinstance(size, int) and pictures.ndim == 4:
-        height, width = pictures.shape[-2:]
-        if (height, width) != (size, size):
-            reason = f"{size}, and pictures have {height} x {width}; set it to their size"
-            raise ConfigError(Problem("model.arguments.image_size", reason))
-
-
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return tokens, (counted < lengths.to(tokens.device)[:, None]).long()
