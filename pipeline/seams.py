@@ -69,7 +69,7 @@ _OBSERVERS: Mapping[str, Callable[[Any], object]] = {
     "penstock.addons.mixtures.mixture:observers": lambda fit: (
         getattr(fit.data.train.dataset, "mixing", None) is not None
     ),
-    "penstock.addons.predicting.learned:leave": lambda fit: True,
+    "penstock.addons.predicting.trained:leave": lambda fit: True,
     "penstock.addons.reports.observing:observers": lambda fit: (
         fit.config.trainer.pictures or fit.config.trainer.report
     ),

@@ -301,6 +301,7 @@ class Config(Section):
     epochs: Annotated[
         Index | Annotated[str, Field(pattern=r"^\d{1,9}:\d{1,9}$")] | None, RESULTS
     ] = None
+    rows: Annotated[Annotated[str, Field(pattern=r"^\d{0,12}:\d{0,12}$")] | None, RESULTS] = None
     pack: Annotated[Options, DATA] = {}
     # The file that predictions or a model go to, and the format of an exported model.
     out: Annotated[str | None, RESULTS] = None

@@ -55,7 +55,7 @@ def run(config: Config) -> float | None:
     data, asked = parts.data, config.distributed
     old = Path(config.run_dir if config.resume in (None, "auto") else config.resume)
     if config.resume is not None and (old.is_file() or checkpoint.has_checkpoint(old)):
-        from penstock.addons.predicting.learned import classes_of_run
+        from penstock.addons.predicting.trained import classes_of_run
 
         data.recorded = classes_of_run(old)
     if parts.world.size == 1:

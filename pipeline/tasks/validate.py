@@ -51,7 +51,7 @@ def run(config: Config) -> float:
     if where is None:
         raise ConfigError(Problem("run", "is missing: the folder of a run, or checkpoint=FILE"))
     path, wanted = checkpoint.find(Path(where)), config.distributed
-    from penstock.addons.predicting.learned import parts_of_run
+    from penstock.addons.predicting.trained import parts_of_run
 
     parts = parts_of_run(config, path)
     model, objective, split = parts.model(), parts.objective(), getattr(parts.data, config.split)

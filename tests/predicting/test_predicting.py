@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from typing import Literal
 
 import numpy as np
@@ -14,10 +15,9 @@ from torchmetrics import Metric
 
 from penstock import Run
 from penstock.addons.predicting import export
-from penstock.addons.predicting.journal import Journal
-from penstock.addons.predicting.predict import data_of, predicted
-from penstock.addons.predicting.tables import write
+from penstock.addons.predicting.predict import write
 from penstock.errors import ConfigError
+from penstock.runs.run_folder import take
 from tests import program
 
 QUICK = ["trainer=quick", "trainer.pictures=false", "loader.num_workers=0", "batch.size=4"]
@@ -106,45 +106,41 @@ def test_rows_of_new_files_and_the_damaged_by_name(trained, place, capsys):
     assert given[0]["score/cat"] == pytest.approx(read[4], abs=1e-6)
 
 
-def test_a_prediction_that_was_stopped_continues(trained, place, capsys):
-    run = Run(trained)
-    best = run._trained
-    journal = Journal(place / "half.jsonl", best.path)
+def test_a_part_of_the_rows_is_predicted_as_it_is_within_all_of_them(trained, place, capsys):
     words = ["task=predict", "run=run", "dataset.root=new"]
-    with journal.held():
-        data = data_of(best, "new", journal)
-        journal.begin(data)
-        batches = predicted(best, data)
-        journal.add(next(batches))
-        batches.close()
-        with journal.path.open("a") as file:
-            file.write('{"row": 4, "pa')  # the process died while it wrote
-        second = program.run(capsys, *words, "out=half.jsonl")
-        assert second.code == 2
-        assert "another process predicts into it at this moment" in second.err
-    resumed = program.run(capsys, *words, "out=half.jsonl")
-    assert resumed.code == 0
-    assert "4 rows are there already" in resumed.err
-    rows = [json.loads(line) for line in (place / "half.jsonl").read_text().splitlines()]
+    rows = []
+    for part in ("0:5", "5:"):
+        assert program.run(capsys, *words, f"rows={part}", f"out={part[0]}.jsonl").code == 0
+        rows += [json.loads(line) for line in (place / f"{part[0]}.jsonl").read_text().splitlines()]
+    whole = [{**row, "path": f"new/{row['path']}"} for row in Run(trained).predict("new")]
     assert [row["row"] for row in rows] == list(range(12))
-    assert not journal.path.exists()
-    whole = Journal(place / "whole.jsonl", best.path)
-    with whole.held():
-        whole.begin(data_of(best, "new", whole))
-        whole.add(rows)  # and the process died before it wrote the file
-    nothing = Journal(place / "nothing.jsonl", best.path)
+    for row, other in zip(rows, whole, strict=True):
+        assert row.get("error") == other.get("error")
+        assert row.get("predicted") == other.get("predicted")
+        assert row.get("score/cat") == pytest.approx(other.get("score/cat"), abs=1e-6)
+    assert not [*place.glob("*.part"), *place.glob(".*")]
 
-    def fails_before_its_first_row():
-        with nothing.held():
-            nothing.begin(data_of(best, "new", nothing))
-            raise LookupError
 
-    with pytest.raises(LookupError):
-        fails_before_its_first_row()
-    assert not nothing.path.exists()
-    assert program.run(capsys, *words, "out=whole.jsonl").code == 0
-    assert (place / "whole.jsonl").read_bytes() == (place / "half.jsonl").read_bytes()
-    assert rows[5] == {**run.predict("new")[5], "path": "new/05.png"}
+def test_a_test_has_the_lock_of_its_run(trained, place, capsys, monkeypatch):
+    """A run that resumed meanwhile would lose what it notes in the manifest."""
+    held = take(trained)
+    test = sys.modules["penstock.addons.predicting.test"]
+    (trained / "manifest.json").write_text(
+        json.dumps({**json.loads((trained / "manifest.json").read_text()), "test": None})
+    )
+    done = program.run(capsys, "task=test", "run=run")
+    assert done.code == 2
+    assert "is still training; test it when it has ended" in done.err
+    held.close()
+    measured = test.measured
+
+    def locked(*args):
+        assert take(trained) is None  # nor could a training that resumes
+        return measured(*args)
+
+    monkeypatch.setattr(test, "measured", locked)
+    done = program.run(capsys, "task=test", "run=run")
+    assert done.code == 0, done.err
 
 
 def test_what_cannot_be_predicted(trained, place, capsys):
@@ -158,17 +154,11 @@ def test_what_cannot_be_predicted(trained, place, capsys):
         (["dataset.root=empty", "out=a.csv"], "has no pictures"),
         (["dataset.root=nowhere", "out=a.csv"], "is missing"),
         (["out=a.csv"], "dataset.root: is missing"),
-        (["dataset.root=new", "out=/proc/a.csv"], "'/proc/a.csv' cannot be written"),
+        (["dataset.root=new", "out=/proc/a.csv"], "/proc/a.csv cannot be written"),
+        (["dataset.root=new", "out=a.csv", "rows=12:"], "has 12 rows, and none in 12:"),
         (["dataset.root=new", "out=a.csv", "model.width=9"], "does not fit the model of this"),
     ):
         assert message in program.run(capsys, *words, *more).err
-    (place / "b.csv.part").write_text('{"weights": "others", "data": ""}\n')
-    refused = program.run(capsys, *words, "dataset.root=new", "out=b.csv").err
-    assert "was begun with other weights" in refused
-    (place / "c.csv.part").write_text("my own notes\n")
-    refused = program.run(capsys, *words, "dataset.root=new", "out=c.csv").err
-    assert "is no list of predictions" in refused
-    assert {path.read_bytes()[:2] for path in place.glob("[bc].csv.part")} == {b'{"', b"my"}
 
 
 class Points:
@@ -267,21 +257,24 @@ def test_other_folders_have_the_numbers_of_the_run(trained, place, capsys):
     assert "the training split has no class 'wolf' (it has cat, dog)" in refused.err
 
 
-def test_columns_of_parquet_have_the_type_of_all_rows(tmp_path, monkeypatch):
+def test_columns_of_parquet_have_the_type_of_all_rows(tmp_path):
     import pandas as pd
 
-    from penstock.addons.predicting import tables
-
-    monkeypatch.setattr(tables, "_AT_ONCE", 2)
     rows = [{"row": n, "x": n if n < 3 else n + 0.5, "of": [n]} for n in range(5)]
-    rows[4] = {"row": 4, "error": "damaged"}
-    write(tmp_path / "a.parquet", ["row", "x", "of", "error"], lambda: rows)
+    rows[1]["error"] = "damaged"
+    rows[4] = {"row": 4, "path": "\udcff.png", "whole": 7}
+    write(tmp_path / "a.parquet", rows)
     table = pd.read_parquet(tmp_path / "a.parquet")
+    assert [*table] == ["row", "x", "of", "path", "whole", "error"]
     assert table["x"].tolist()[:4] == [0, 1, 2, 3.5]
     assert table["error"].dropna().tolist() == ["damaged"]
-    rows[4]["x"] = "text"
-    with pytest.raises(ConfigError, match="no table of Parquet"):
-        write(tmp_path / "b.parquet", ["row", "x", "of", "error"], lambda: rows)
+    write(tmp_path / "a.csv", rows)
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    assert lines[1:3] == ["0,0,[0],,,", "1,1,[1],,,damaged"]
+    assert lines[5] == "4,,,\\udcff.png,7,"
+    rows[3]["x"] = "text"
+    with pytest.raises(ConfigError, match=r"cannot be written as \.parquet"):
+        write(tmp_path / "b.parquet", rows)
     assert not (tmp_path / "b.parquet").exists()
 
 
@@ -313,10 +306,6 @@ def test_a_model_is_used_where_its_training_data_is_not(place, trained, capsys, 
             assert rows == Run(place / name).predict(str(new))
     finally:
         (place / "away").rename(place / "pictures")
-    kept = (place / "table" / "learned.json").read_text()
-    (place / "table" / "learned.json").write_text(kept.replace('"categories"', '"kinds"'))
-    words = ["task=predict", "run=table", "dataset.root=new_table.csv", "out=t.csv"]
-    assert "learned.json does not fit its dataset: KeyError" in program.run(capsys, *words).err
 
 
 WITHOUT = {

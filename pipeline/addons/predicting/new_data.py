@@ -6,21 +6,21 @@
                      dataset at another root, without the column of labels where it can be
 
 Where rows need what training rows say (categories, scales), a dataset has `learned`, a mapping of
-plain values that goes into the run's folder, and a class method `of_learned(root, learned, files,
+plain values that goes into the run's manifest, and a class method `of_learned(root, learned, files,
 limits)`. With a method `unlabelled(root)` alone, the training data has to be there.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from penstock.addons.predicting.learned import Learned
+from penstock.addons.predicting.trained import Learned
 from penstock.build.data import DataParts, Split
 from penstock.config.targets import arguments, called, options
 from penstock.datasets.arrays import Arrays, MappedArray
@@ -31,7 +31,6 @@ from penstock.datasets.reading.image import check_reader, encoded_image, read_im
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.files.limits import Limits
 from penstock.loading.facts import unfiltered
-from penstock.order.keys import IntArray
 from penstock.order.plan import Plan
 from penstock.order.samplers import Subset
 
@@ -41,15 +40,15 @@ class NewData(Split):
 
     Args:
         root: where it lies; or a list of files.
-        rows: (count) -> those that are to be predicted, of so many and ascending, int64[n].
-        learned: what the run's folder says of its training data; None: that is opened.
+        rows: "FROM:TO", which of them; None: all.
+        learned: what the run's manifest says of its training data; None: that is opened.
     """
 
     def __init__(
         self,
         data: DataParts,
         root: str | Sequence[str],
-        rows: Callable[[int], IntArray],
+        rows: str | None = None,
         learned: Learned | None = None,
     ) -> None:
         super().__init__(data, "test")
@@ -62,8 +61,7 @@ class NewData(Split):
         names = arguments(kind)
         learned, files = self._learned, options(self.config, "files")
         if learned is not None and learned.of_dataset and hasattr(kind, "of_learned"):
-            with learned.trusted():
-                return kind.of_learned(self._root, learned.of_dataset, files, limits)
+            return kind.of_learned(self._root, learned.of_dataset, files, limits)
         if hasattr(kind, "unlabelled"):
             return self._trained(key, node).unlabelled(self._root)
         is_class = isinstance(kind, type)  # and no function
@@ -113,17 +111,14 @@ class NewData(Split):
         return made
 
     @cached_property
-    def left(self) -> IntArray:
-        """The rows that are to be predicted; none where all of them are done."""
-        rows = len(self.dataset)
-        if not rows:
-            raise DataError(f"dataset.root: {self._root!r} has no rows")
-        return self._rows(rows)
-
-    @cached_property
     def plan(self) -> Plan:
-        order = Subset(len(self.dataset), 0, indices=self.left.tolist(), shuffle=False)
-        return Plan(order, self.batch_size, "keep")
+        count = len(self.dataset)
+        first, _, last = (self._rows or ":").partition(":")
+        rows = range(count)[int(first or 0) : int(last or count)]
+        if not rows:
+            asked = "no rows" if self._rows is None else f"{count} rows, and none in {self._rows}"
+            raise DataError(f"dataset.root: {self._root!r} has {asked}")
+        return Plan(Subset(count, 0, indices=rows, shuffle=False), self.batch_size, "keep")
 
 
 class Pictures(FolderDataset):

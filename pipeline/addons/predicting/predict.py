@@ -1,41 +1,41 @@
 """`task=predict run=RUN dataset.root=NEW out=FILE`: a row a sample, for data without labels.
 
-Rows are kept in FILE.part, batch by batch (`journal.py`), so that a run that was killed continues
-where it stopped. When all are there, FILE is written in one piece: .jsonl, .csv or .parquet. Rows
-whose file is damaged have the reason in the column `error`. The run's folder has the facts of the
-training data that the model needs (`learned.py`).
+FILE is written in one piece at the end: .jsonl, .csv or .parquet; `rows=0:100000` predicts a part
+of large data. Rows whose file is damaged have the reason in the column `error`. The run's manifest
+has the facts of the training data that the model needs (`trained.py`). Memory: the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from penstock.addons.predicting.journal import Journal, Row
 from penstock.addons.predicting.new_data import NewData
-from penstock.addons.predicting.tables import ENDINGS, write
 from penstock.addons.predicting.trained import Trained, trained
 from penstock.build.data import Split
 from penstock.config.hydra import overrides
 from penstock.config.schema import Config
 from penstock.distributed.group import Group, join
 from penstock.distributed.parallel import together
-from penstock.distributed.stop import Preempted, Stop
 from penstock.errors import ConfigError, Problem
+from penstock.files.disk import replacing, writing
 from penstock.loading.bad_samples import SampleError, path_of
 from penstock.loading.batch import Batch
 from penstock.runs.record import RunRecord
 from penstock.runs.resumption import key_of, run_of
-from penstock.terminal import put, say, watched
+from penstock.terminal import put, watched
 from penstock.training.train_step import autocast
 
 ROOT = "dataset.root"
+ENDINGS = (".jsonl", ".csv", ".parquet")
 _NAMED = 5  # damaged rows that are named
+Row = dict[str, Any]
 
 
 def run(config: Config) -> None:
@@ -49,33 +49,16 @@ def run(config: Config) -> None:
     dataset = {**config.dataset, "root": known.get("root")}  # that of the training
     ready = trained(config.model_copy(update={"dataset": dataset}), elsewhere=True)
     wanted = ready.parts.config.distributed
-    with join(ready.parts.world, wanted.backend, wanted.timeout) as group, ExitStack() as stack:
-        journal = Journal(out, ready.path)
-        if group.is_first:
-            stack.enter_context(journal.held())
-        journal.read(repairs=group.is_first)
-        data = data_of(ready, root, journal)
-        _ = data.left
-        if group.is_first:
-            journal.begin(data)
+    with join(ready.parts.world, wanted.backend, wanted.timeout) as group:
+        data = data_of(ready, root, config.rows)
         try:
-            for rows in predicted(ready, data, group):
-                if group.is_first:
-                    journal.add(rows)
+            made = [row for rows in predicted(ready, data, group) for row in rows]
         except SampleError as error:
             raise data.refusal(f"fails where there are no labels: {error}") from error
-        except Stop as stop:
-            kept = f"{len(journal.rows)} rows are kept; the same command continues"
-            if stop.name != "SIGINT":
-                raise Preempted(f"{stop.name}: {kept}") from None
-            if group.is_first:
-                say(kept)
-            raise
         if not group.is_first:
             return
-        made = journal.in_order()
-        columns = sorted({name: None for row in made for name in row}, key=lambda n: n == "error")
-        write(out, columns, lambda: made)
+        made.sort(key=lambda row: int(row["row"]))
+        write(out, made)
         damaged = [str(row.get("path")) for row in made if row.get("error")]
         put(f"{'predicted':<10} {len(made) - len(damaged)} rows: {out}")
         if damaged:
@@ -85,48 +68,69 @@ def run(config: Config) -> None:
 
 
 def _out(config: Config) -> Path:
-    named = config.model_dump()["out"]
-    if named is None:
-        raise ConfigError(Problem("out", f"is missing: a file that ends in {', '.join(ENDINGS)}"))
-    out = Path(named)
+    out = Path(config.out or "")
     if out.suffix not in ENDINGS:
-        reason = f"{named!r} ends in none of {', '.join(ENDINGS)}"
+        reason = f"{config.out!r} ends in none of {', '.join(ENDINGS)}"
         raise ConfigError(Problem("out", reason))
     if out.exists() or not out.absolute().parent.is_dir():
         wrong = "exists already" if out.exists() else "is in a folder that is missing"
-        raise ConfigError(Problem("out", f"{named!r} {wrong}; name another file"))
-    return out
+        raise ConfigError(Problem("out", f"{config.out!r} {wrong}; name another file"))
+    with writing(out), tempfile.TemporaryFile(dir=out.absolute().parent):
+        return out  # hours before it is needed, it is known that the folder takes files
 
 
-def data_of(ready: Trained, root: str | Sequence[str], journal: Journal | None = None) -> NewData:
-    """The rows to predict, without those that are done."""
-    config, data = ready.parts.config, ready.parts.data
+def write(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows in one piece; lists and mappings are JSON in a CSV file, as they are elsewhere.
+
+    Raises:
+        ConfigError: a value is not plain, pyarrow is missing, or a column of Parquet has values of
+            several kinds.
+    """
+    import pandas as pd
+
+    def cell(value: Any) -> Any:
+        if isinstance(value, (list, dict)) and path.suffix == ".csv":
+            return json.dumps(value)
+        if isinstance(value, str):  # a name of a file may have bytes that are no text
+            return value.encode(errors="backslashreplace").decode()
+        return value
+
+    # Of objects, so that numbers stay whole where some rows have none; why a row fails comes last.
+    cells = [{name: cell(value) for name, value in row.items()} for row in rows]
+    table = pd.DataFrame(cells, dtype=object)
+    table = table[sorted(table.columns, key=lambda name: name == "error")]
+    with replacing(path) as file:
+        try:
+            if path.suffix == ".jsonl":
+                file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
+            elif path.suffix == ".csv":
+                table.to_csv(file, index=False)
+            else:
+                table.to_parquet(file, engine="pyarrow", index=False)
+        except (ValueError, TypeError, ImportError) as error:  # of which Arrow's errors are
+            reason = f"the rows cannot be written as {path.suffix}: {error}; .jsonl takes any JSON"
+            raise ConfigError(Problem("out", reason)) from error
+
+
+def data_of(ready: Trained, root: str | Sequence[str], rows: str | None = None) -> NewData:
+    """The rows to predict; damaged ones are left out, and none of it is written elsewhere."""
+    config = ready.parts.config
     skipping = config.bad_samples.model_copy(
         update={"on_error": "skip", "budget": 1.0, "quarantine": None}
     )
-    made = NewData(data, root, np.arange if journal is None else journal.left, ready.learned)
+    made = NewData(ready.parts.data, root, rows, ready.learned)
     made.config = config.model_copy(update={"bad_samples": skipping})
     return made
 
 
-def predicted(
-    ready: Trained,
-    data: Split,
-    group: Group | None = None,
-    truth: Callable[[Batch], Sequence[Row]] | None = None,
-) -> Iterator[list[Row]]:
+def predicted(ready: Trained, data: Split, group: Group | None = None) -> Iterator[list[Row]]:
     """The rows of each batch, those of all ranks; a dataset may say more of each, `about(row)`.
-
-    Args:
-        truth: gives what is known of each sample of a batch, in columns before the predictions.
 
     Raises:
         ConfigError: the objective does not say how a prediction becomes a row.
     """
     group, dataset, parts = group or Group(), data.dataset, ready.parts
-    if isinstance(data, NewData) and not len(data.left):
-        return
-    about: Callable[[int], Row] = getattr(dataset, "about", lambda number: {})
+    about = getattr(dataset, "about", lambda number: {})
     device, precision = torch.device(parts.world.device), parts.config.trainer.precision
     with torch.no_grad(), data.loader() as loader:
         batches: Iterator[Batch] = loader.epoch(0)
@@ -138,9 +142,6 @@ def predicted(
             made: Sequence[Mapping[str, Any]] = []
             if batch.request.valid:
                 made = ready.objective.rows(outputs, batch)
-                if truth is not None:
-                    known = truth(batch)
-                    made = [{**of, **row} for of, row in zip(known, made, strict=True)]
             valid = np.ones(len(batch.indices), bool) if batch.valid is None else batch.valid
             numbers = batch.indices[np.asarray(valid)].tolist()
             if len(made) != len(numbers) and batch.request.valid:

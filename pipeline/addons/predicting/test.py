@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,8 +33,7 @@ from penstock.order.address import Skipped
 from penstock.order.plan import Plan, StreamOrder
 from penstock.order.samplers import Subset
 from penstock.runs.manifest import NAME, read_manifest
-from penstock.runs.record import RunRecord
-from penstock.runs.run_folder import finite
+from penstock.runs.run_folder import finite, take
 from penstock.tasks.summary import print_table
 from penstock.tasks.validate import measured, monitored
 from penstock.terminal import put, say
@@ -55,22 +55,25 @@ def run(config: Config) -> float | None:
     if known.get("best") == best and isinstance(known.get("metrics"), dict):
         say(f"measured once, at {known.get('at')}; a test split is not for choosing among models")
         return _shown({"test": known["metrics"]}, name, known.get("checkpoint"))
-    if RunRecord.read(folder, "run").state == "running":
-        raise ConfigError(Problem("run", f"{folder} is still training; test it when it has ended"))
     split = data.test
+    check_declared(split)
     with join(ready.parts.world, wanted.backend, wanted.timeout) as group:
-        check_declared(split)
-        with split.loader() as loader:
+        # Its lock keeps a training from resuming, whose manifest would then be overwritten.
+        held = take(folder) if group.is_first else None
+        if any(group.agree(group.is_first and held is None)):
+            reason = f"{folder} is still training; test it when it has ended"
+            raise ConfigError(Problem("run", reason))
+        with held or nullcontext(), split.loader() as loader:
             _check_other_rows(data, loader)
             parts = data, ready.model, ready.objective
             columns = measured(ready.parts.config, *parts, split, loader, group)
-        if not group.is_first:
-            return columns["test"].get(name)
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        kept = {"metrics": columns["test"], "at": at, "checkpoint": str(ready.path), "best": best}
-        manifest = finite({**read_manifest(folder, "run"), "test": kept})
-        text = json.dumps(manifest, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-        write_atomically(folder / NAME, text.encode(errors="backslashreplace"))
+            if not group.is_first:
+                return columns["test"].get(name)
+            at, metrics = datetime.now(UTC).isoformat(timespec="seconds"), columns["test"]
+            kept = {"metrics": metrics, "at": at, "checkpoint": str(ready.path), "best": best}
+            manifest = finite({**read_manifest(folder, "run"), "test": kept})
+            text = json.dumps(manifest, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+            write_atomically(folder / NAME, text.encode(errors="backslashreplace"))
         return _shown(columns, name, ready.path)
 
 

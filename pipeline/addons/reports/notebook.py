@@ -147,12 +147,11 @@ class Run:
 
     @cached_property
     def _trained(self) -> Trained:
-        from penstock.addons.predicting.learned import Learned
         from penstock.addons.predicting.trained import loaded
         from penstock.runs import checkpoint
 
         best = checkpoint.find(self.path)
-        return loaded(self._data.config, best, self._data.world, Learned.read(best))
+        return loaded(self._data.config, best, self._data.world, elsewhere=True)
 
     @cached_property
     def _data(self) -> DataParts:
