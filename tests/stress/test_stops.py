@@ -1,8 +1,8 @@
 """Twenty requests to stop, and kills, at random moments of each kind: nothing is lost.
 
 Backend, number of ranks and what is going on make a kind. Data stalls at a random place, so that
-nothing computes; a signal comes at a random moment after that, to all ranks or to one. How long the
-processes took to end is printed. A request ends a run with exit code 75.
+nothing computes; a signal comes to all ranks at a random moment after that. How long the processes
+took to end is printed. A request ends a run with exit code 75.
 """
 
 import os
@@ -59,10 +59,7 @@ def test_stops(backend, ranks, place, tmp_path, undisturbed):
         runs = Runs(tmp_path / str(moment), backend, ranks)
         pids = begun(runs, place, draw)
         signal.sigtimedwait((), draw.uniform(0, 0.5))
-        # A rank that is asked alone in set-up ends alone: nothing has been begun.
-        alone = ranks > 1 and place != "set-up" and draw.random() < 0.5
-        to = [draw.randrange(ranks)] if alone else None
-        codes, seconds = stop(pids, draw.choice(SIGNALS), to)
+        codes, seconds = stop(pids, draw.choice(SIGNALS))
         assert set(codes) == {75}, (moment, runs.log.read_text())
         assert "Traceback" not in runs.log.read_text()
         times.append(seconds)
