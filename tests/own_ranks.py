@@ -15,8 +15,7 @@ from penstock.loading.batch import Batch
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
 from penstock.training.own_objective import adapted
-from penstock.training.own_steps import Optimizers, make_train_step
-from penstock.training.train_step import TrainOptions
+from penstock.training.train_step import Optimizers, TrainOptions, TrainStep
 
 LENGTH, SIZE, STEPS = 20, 9, 6  # the last batch has 2 rows: a rank of three has none
 ROWS = torch.arange(LENGTH * 4.0).reshape(LENGTH, 4).sin()
@@ -67,9 +66,7 @@ def trained(own, group):
         for name, part in model.named_children()
     }
     options = TrainOptions(accumulate=own.accumulate, clip_norm=1.0)
-    step = make_train_step(
-        model, adapted(own), Optimizers(optimizers), None, options, group, 0, parallel
-    )
+    step = TrainStep(model, adapted(own), Optimizers(optimizers), None, options, group, 0, parallel)
     plan, losses = Plan(Random(LENGTH, 0), SIZE), []
     for number in range(STEPS):
         address = divmod(number, plan.steps(0))

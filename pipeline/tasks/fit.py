@@ -43,10 +43,9 @@ from penstock.terminal import put, say
 from penstock.training.epoch_metrics import NonFiniteLossError
 from penstock.training.objective_base import Objective
 from penstock.training.observer import Observer, OnlyShows, Record
-from penstock.training.own_steps import make_train_step
 from penstock.training.runner import Result, fit
 from penstock.training.schedules import renewed
-from penstock.training.train_step import TrainOptions
+from penstock.training.train_step import TrainOptions, TrainStep
 
 
 def run(config: Config) -> float | None:
@@ -148,7 +147,7 @@ class Fit:
                 from penstock.addons.finetuning.fitting import begin_epoch
 
                 starts.append(partial(begin_epoch, self.config))
-            train_step = make_train_step(
+            train_step = TrainStep(
                 self.model,
                 self.objective,
                 self.optimizer,

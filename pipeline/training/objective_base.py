@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from itertools import chain
@@ -42,10 +42,12 @@ class Objective(ABC):
         named: the parts of the last loss by name, float32[] each: sums over this rank's samples.
         baseline_name: name of the model that `baseline` gives; "" where there is none.
         validates_loss: whether validation has a loss.
+        takes_steps: whether it takes the optimizer steps itself, by `step`.
     """
 
     baseline_name: str = ""
     validates_loss: bool = True
+    takes_steps: bool = False
     named: Mapping[str, Tensor] = {}
 
     def __init__(self, metrics: Mapping[str, Metric], inputs: Sequence[str]) -> None:
@@ -76,6 +78,10 @@ class Objective(ABC):
             losses: float32[n], of the n samples that are not padding.
             outputs: for `update` and `rendered`; of all rows, where they are a tensor.
         """
+
+    def step(self, model: nn.Module, batch: Batch, update: Callable[..., None]) -> Tensor:
+        """Take optimizer steps by `update(loss, optimizer)`; returns losses, float32[n]."""
+        raise NotImplementedError
 
     def trained(self, model: nn.Module) -> nn.Module:
         """The `model` that the call gets in training, which DDP wraps around its forward pass."""

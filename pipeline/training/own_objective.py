@@ -6,8 +6,8 @@ training, validation and reports meet an `Objective` in any case. docs/objective
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,6 @@ from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.training.objective_base import Objective, in_shape, unpadded
 from penstock.training.rendered import Rendered
-
-if TYPE_CHECKING:
-    from penstock.training.train_step import TrainStep
 
 
 def adapted(made: Any) -> Objective:
@@ -43,12 +40,7 @@ class OwnObjective(Objective):
 
     It never sees padding. A share that is nothing but padding, which other ranks wait for, goes
     through the model, and counts for nothing.
-
-    Attributes:
-        train_step: what it learns in, once that is made.
     """
-
-    train_step: TrainStep | None = None
 
     def __init__(self, own: Any) -> None:
         metrics = getattr(own, "metrics", None) or {}
@@ -62,11 +54,8 @@ class OwnObjective(Objective):
         if self._has("baseline"):
             self.baseline_name = getattr(own, "baseline_name", "baseline")
         self.validates_loss = bool(getattr(own, "validates_loss", self._has("loss")))
+        self.takes_steps = self._has("step")
         self._of_batch = True  # whether the last loss was a number for a whole batch
-
-    def takes_steps(self, model: nn.Module) -> bool:
-        """Whether it takes the steps itself, by `step`."""
-        return self._has("step")
 
     def trained(self, model: nn.Module) -> nn.Module:
         return _Loss(self.own, model)
@@ -85,8 +74,7 @@ class OwnObjective(Objective):
             return losses, None
         return losses, self.own.outputs(model, unpadded(batch))
 
-    def step(self, model: nn.Module, batch: Batch, update: Any) -> Tensor:
-        """Let it take its steps by `update(loss, optimizer)`; returns what it gives, as losses."""
+    def step(self, model: nn.Module, batch: Batch, update: Callable[..., None]) -> Tensor:
         result = self.own.step(model, unpadded(batch), update)
         return self._by_sample("step(model, batch, update)", result, batch.request.valid)
 

@@ -4,14 +4,28 @@ Model randomness (dropout ...) is seeded at every batch from (seed, batches so f
 checkpoint needs no generator states. Gradients are those of the mean of all losses of the global
 batch, however unequal the ranks' shares are: one a sample, or one a token
 (addons/tokens/token_losses.py). Only fp16's loss scaling waits for a GPU.
+
+An objective with `step(model, batch, update)` takes the steps itself, with several optimizers if it
+likes. Seeds, precision, clipping, EMA, schedules and checkpoints are the same:
+
+    class Gan:
+        def step(self, model, batch, update):
+            ...
+            update(loss, "discriminator")
+            ...
+            update(loss, "generator")
+            return {"discriminator": ..., "generator": ...}
 """
 
 from __future__ import annotations
 
 import gc
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -22,7 +36,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from penstock.distributed.group import Group
 from penstock.distributed.parallel import Parallel, like, same_buffers, together, wrap
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading.batch import Batch
 from penstock.order.keys import hash64_on
 from penstock.torch_internals import scale
@@ -73,6 +87,40 @@ class TrainOptions:
     ema: float | None = None
 
 
+class Optimizers(Optimizer):
+    """Optimizers of parts of a model by name, which training keeps and schedules as one.
+
+    Its state is that of one optimizer with the parameter groups of all of them, in their order.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        self.by_name = dict(optimizers)
+        groups = [group for each in optimizers.values() for group in each.param_groups]
+        # Schedules ask whether all have a momentum, say.
+        first, *others = (each.defaults for each in optimizers.values())
+        shared = {name: value for name, value in first.items() if all(name in o for o in others)}
+        super().__init__([{"params": group["params"]} for group in groups], shared)
+        self.param_groups = groups  # the very ones, whose learning rates a schedule moves
+
+    def state_dict(self) -> dict[str, Any]:
+        for optimizer in self.by_name.values():
+            self.state.update(optimizer.state)
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        groups = iter(self.param_groups)  # new ones, which the optimizers have to share
+        for optimizer in self.by_name.values():
+            own = [*islice(groups, len(optimizer.param_groups))]
+            weights = [weight for group in own for weight in group["params"]]
+            state = {weight: self.state[weight] for weight in weights if weight in self.state}
+            optimizer.__setstate__({"state": defaultdict(dict, state), "param_groups": own})
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for optimizer in self.by_name.values():
+            optimizer.step()
+
+
 class TrainStep:
     """A model in training, with its optimizer, scheduler and counts.
 
@@ -82,6 +130,10 @@ class TrainStep:
         parallel: how they share the model.
         epochs: functions of (the model, an epoch) that say which weights learn in it, and return
             whether others do than before.
+
+    Raises:
+        ConfigError: the objective takes the steps, and batches are accumulated, or the model is in
+            parts on the ranks.
 
     Attributes:
         batches: batches learned from.
@@ -101,6 +153,13 @@ class TrainStep:
         parallel: Parallel | None = None,
         epochs: Sequence[Callable[[nn.Module, int], bool]] = (),
     ) -> None:
+        self._own = objective.takes_steps
+        if self._own and options.accumulate > 1:
+            reason = "must be 1, as the objective takes the steps itself"
+            raise ConfigError(Problem("trainer.accumulate", reason))
+        if self._own and parallel is not None and parallel.strategy == "fsdp":
+            reason = "must be none or ddp, as the objective takes the steps itself"
+            raise ConfigError(Problem("distributed.strategy", reason))
         self.group = group
         self.device = torch.device(group.world.device)
         self.model = model.to(self.device)  # in place: the optimizer refers to the weights
@@ -123,11 +182,18 @@ class TrainStep:
         self.pending = False  # whether there are gradients since the last update
         self._counted = 0  # losses of this rank in them
         self._divisor = 1  # of those gradients
+        self._stepped = False  # whether weights have changed since the last update
         self._epochs = tuple(epochs)
         self._batches_before, self._buffers_before = 0, list[Tensor]()  # at the last update
 
     def _wrapped(self, objective: Objective) -> nn.Module:
-        """The model as the objective calls it in training."""
+        """The model as the objective calls it in training.
+
+        Not by DDP where the objective takes the steps: it would wait for gradients of weights that
+        a step leaves alone.
+        """
+        if self._own:
+            return self.model
         return wrap(objective.trained(self.model), self._parallel, self.group)
 
     @property
@@ -156,19 +222,28 @@ class TrainStep:
         self.model.train()
 
     def learn(self, batch: Batch) -> Tensor:
-        """Add the gradients of a batch; returns the objective's losses, without waiting."""
+        """Add the gradients of a batch, or let the objective take its steps with them.
+
+        Returns: the objective's losses, float32[n], without waiting for the device.
+        """
         if not self.pending:  # `drop_pending` returns to this state
             self._batches_before = self.batches
             if self.options.accumulate > 1:
                 self._buffers_before = [buffer.clone() for buffer in self.model.buffers()]
         self.seed()
-        if self._parallel.strategy == "fsdp":  # as DDP does by itself
+        self.batches += 1
+        if self._own or self._parallel.strategy == "fsdp":  # as DDP does by itself
             same_buffers(self.model, self.group)
         with (
             autocast(self.device, self.options.precision),
             together(self.group, batch.request),
             explained(self.model, self.objective, batch),
         ):
+            if self._own:
+                count = batch.request.valid
+                total = self.group.sum(torch.tensor(float(count), device=self.device))
+                update = partial(self._own_step, count, total)
+                return self.objective.step(self.model, batch, update).detach()
             losses, _ = self.objective(self._forward, batch)
         # The mean is over the losses of all accumulated batches, whose number is known only at
         # the end. Until then it is estimated by an average share of this batch's samples, which
@@ -180,10 +255,41 @@ class TrainStep:
             self._divisor = max(-(-total // ranks), 1) * self.options.accumulate
         self._counted += count
         self.pending = True
-        self.batches += 1
         # Not `backward(gradient)`: torch imports sympy to check its shape, 0.7 s at first.
         self.scaler.scale(losses.sum() * (1 / self._divisor)).backward()
         return losses.detach()
+
+    def _own_step(self, count: int, total: Tensor, loss: Tensor, name: str | None = None) -> None:
+        """An objective's `update(loss, "generator")`: backward pass, sum over the ranks, step.
+
+        Args:
+            count, total: samples of this rank's share, and of all ranks', float32[].
+            loss: of one part of the model: float32[], or a loss a sample, float32[n].
+            name: of its optimizer; None: there is only one.
+        """
+        optimizers = getattr(self.optimizer, "by_name", {None: self.optimizer})
+        if name not in optimizers:
+            known = ", ".join(filter(None, optimizers)) or "a single optimizer, without a name"
+            raise ConfigError(Problem("optimizer", f"has {known}; the objective asks for {name!r}"))
+        optimizer = optimizers[name]
+        every = [weight for group in optimizer.param_groups for weight in group["params"]]
+        weights = [weight for weight in every if weight.requires_grad]
+        if not weights:  # all of them are frozen in this epoch
+            return
+        with torch.autocast(self.device.type, enabled=False):
+            mean = loss.float().mean()
+            self.scaler.scale(mean if self.group.alone else mean * count).backward(inputs=weights)
+        if not self.group.alone:
+            # In one piece, and zeros for weights that this rank's loss leaves alone.
+            gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            flat = self.group.sum(flat) / total.clamp_min(1)
+            parts = flat.split([weight.numel() for weight in weights])
+            for weight, part in zip(weights, parts, strict=True):
+                weight.grad = part.view_as(weight).to(weight.dtype)
+        if count or total.item():  # only if this rank has no sample is the device waited for
+            self._take(optimizer, weights)
+        optimizer.zero_grad()
 
     def seed(self) -> None:
         """Seed what the model draws at the next batch on this rank: dropout, noise."""
@@ -196,40 +302,40 @@ class TrainStep:
     def update(self) -> None:
         """Take an optimizer step with the gradients of the batches since the last one.
 
-        It counts, but changes no weight, if they have no loss: no sample could be read.
+        It counts, but changes no weight, if they have no loss: no sample could be read. Where the
+        objective takes the steps, those of a batch count as one.
         """
-        scaler = self.scaler if self.scaler.is_enabled() else None
-        if scaler is not None:
-            scaler.unscale_(self.optimizer)
-        scale = scaler.get_scale() if scaler is not None else 1.0
-        stepped = self._average()
-        if stepped:
-            if self.options.clip_norm is not None:
-                nn.utils.clip_grad_norm_(self._weights(), self.options.clip_norm)
-            try:
-                if scaler is None:
-                    self.optimizer.step()
-                else:
-                    scaler.step(self.optimizer)
-            except _UNFIT as error:
-                if not self._resumed:
-                    raise
-                raise PenstockError(
-                    "the optimizer cannot continue from its state in the checkpoint: "
-                    f"{type(error).__name__}: {error}. Use an earlier one"
-                ) from error
-            self._resumed = False  # the first step shows whether the loaded state is valid
-        if scaler is not None:
-            scaler.update()
-        self.optimizer.zero_grad()
-        self._counted, self.pending = 0, False
-        self.updates += 1
+        if not self._own and self._average():
+            self._take(self.optimizer, self._weights())
+        scale = self.scaler.get_scale()
+        if self._stepped:
+            self.scaler.update()
         # A smaller scale means that the scaler skipped the step; then the schedule waits, too.
-        skipped = scaler is not None and scaler.get_scale() < scale
+        skipped = self.scaler.get_scale() < scale
+        self.optimizer.zero_grad()
+        self.updates += 1
         if self.options.schedule == "step" and not skipped:
             self._step_scheduler(None)
-        if stepped and not skipped and self.options.ema is not None:
+        if self._stepped and not skipped and self.options.ema is not None:
             self._mean(self.options.ema).update_parameters(self.model)
+        self._counted, self.pending, self._stepped = 0, False, False
+
+    def _take(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
+        """Clip the gradients of `weights` and step."""
+        self.scaler.unscale_(optimizer)
+        if self.options.clip_norm is not None:
+            nn.utils.clip_grad_norm_(weights, self.options.clip_norm)
+        try:
+            self.scaler.step(optimizer)
+        except _UNFIT as error:
+            if not self._resumed:
+                raise
+            raise PenstockError(
+                "the optimizer cannot continue from its state in the checkpoint: "
+                f"{type(error).__name__}: {error}. Use an earlier one"
+            ) from error
+        self._resumed = False  # the first step shows whether the loaded state is valid
+        self._stepped = True
 
     def _mean(self, decay: float) -> AveragedModel:
         """torch's running mean; made when lazy weights have their shapes. Buffers are copied."""
@@ -318,10 +424,10 @@ class TrainStep:
             ) from error
         self.batches, self.updates = int(state["batches"]), int(state["updates"])
         self._resumed = True
-        # Otherwise the scheduler's next step warns that the optimizer has not taken one yet.
-        self.optimizer._opt_called = self.updates > 0  # type: ignore[attr-defined]
 
     def _step_scheduler(self, monitored: float | None) -> None:
+        # Otherwise a schedule warns if the optimizer has taken no step: after a resume, say.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
         if isinstance(self.scheduler, ReduceLROnPlateau):
             if monitored is not None:
                 self.scheduler.step(monitored)

@@ -13,8 +13,8 @@ from penstock.config.targets import make
 from penstock.errors import ConfigError
 from penstock.order.samplers import Bucket, Random, Sequential, Weighted
 from penstock.order.torch_samplers import TorchBatches, TorchOrder
-from penstock.training.own_steps import Optimizers
 from penstock.training.schedules import warmup_steps, with_warmup
+from penstock.training.train_step import Optimizers
 from penstock.transforms.image import Normalize
 from tests import own_parts
 from tests.config.test_rules import OWN

@@ -13,10 +13,8 @@ from penstock.distributed.parallel import Parallel
 from penstock.errors import ConfigError
 from penstock.loading.batch import Batch
 from penstock.order.plan import Request
-from penstock.training.objective import Regression
 from penstock.training.own_objective import adapted
-from penstock.training.own_steps import Optimizers, OwnSteps, make_train_step
-from penstock.training.train_step import TrainOptions, TrainStep
+from penstock.training.train_step import Optimizers, TrainOptions, TrainStep
 
 REAL = torch.arange(40.0).reshape(10, 4).cos()
 
@@ -69,7 +67,7 @@ def training(pair, optimizer=None, schedule=None, objective=None, **options):
     scheduler = schedule(optimizer) if schedule else None
     objective = adapted(objective or Gan())
     options = TrainOptions(**options)
-    return make_train_step(pair, objective, optimizer, scheduler, options, Group(), 3)
+    return TrainStep(pair, objective, optimizer, scheduler, options, Group(), 3)
 
 
 def batch(step, valid=None):
@@ -119,7 +117,6 @@ def equal(mine, theirs):
 def test_a_gan_is_that_of_a_plain_loop_to_the_bit(clip):
     mine, theirs = model(), model()
     step = training(mine, clip_norm=clip)
-    assert isinstance(step, OwnSteps)
     losses = learn(step, 0, 5)
     plain_loop(theirs, 5, clip)
     assert equal(mine, theirs)
@@ -178,7 +175,6 @@ def test_several_optimizers_serve_one_loss_too():
             return model.discriminator(model.generator(batch["row"][:, :3])).mean()
 
     step = training(model(), objective=Both())
-    assert type(step) is TrainStep
     learn(step, 0, 1)
     changed = [
         not torch.equal(now, before)
@@ -190,12 +186,15 @@ def test_several_optimizers_serve_one_loss_too():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: training(model(), accumulate=2), "trainer.accumulate: must be 1, as Gan"),
         (
-            lambda: make_train_step(
+            lambda: training(model(), accumulate=2),
+            "trainer.accumulate: must be 1, as the objective",
+        ),
+        (
+            lambda: TrainStep(
                 model(), adapted(Gan()), None, None, TrainOptions(), Group(), 0, Parallel("fsdp")
             ),
-            "must be none or ddp, as Gan takes the steps",
+            "must be none or ddp, as the objective takes the steps",
         ),
     ],
 )
@@ -207,10 +206,19 @@ def test_what_does_not_go_together_is_refused(make, said):
 def test_an_optimizer_that_is_not_there_is_named():
     pair = model()
     single = training(pair, torch.optim.SGD(pair.parameters(), 0.1))
-    with pytest.raises(ConfigError, match="is a single optimizer, and the objective asks for 'dis"):
+    with pytest.raises(
+        ConfigError, match="has a single optimizer, without a name; the objective asks for 'dis"
+    ):
         single.learn(batch(0))
     other = training(pair, Optimizers({"critic": torch.optim.SGD(pair.parameters(), 0.1)}))
     with pytest.raises(ConfigError, match="has critic; the objective asks for 'discriminator'"):
         other.learn(batch(0))
-    stock = Regression(nn.MSELoss(), {}, ["x"], "y")
-    assert type(make_train_step(pair, stock, None, None, TrainOptions(), Group(), 0)) is TrainStep
+
+
+def test_a_name_is_needed_where_there_are_several_optimizers():
+    class Nameless:
+        def step(self, model, batch, update):
+            update(model(batch["row"][:, :3]).mean())
+
+    with pytest.raises(ConfigError, match="has generator, discriminator; the objective asks for N"):
+        training(model(), objective=Nameless()).learn(batch(0))

@@ -9,15 +9,14 @@ from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from penstock.distributed.group import Group
 from penstock.distributed.parallel import Parallel
 from penstock.distributed.world import World
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import PenstockError
 from penstock.loading.batch import Batch
 from penstock.order.keys import hash64
 from penstock.order.plan import Request
 from penstock.training import train_step
 from penstock.training.objective import Regression
 from penstock.training.own_objective import adapted
-from penstock.training.own_steps import Optimizers, make_train_step
-from penstock.training.train_step import TrainOptions, TrainStep
+from penstock.training.train_step import Optimizers, TrainOptions, TrainStep
 
 ROWS = torch.arange(36.0).reshape(12, 3).sin()
 
@@ -277,10 +276,6 @@ def test_a_state_of_another_model_or_optimizer_is_refused():
     resumed = step_of()
     resumed.load_state_dict(state)
     assert (resumed.batches, resumed.updates) == (1, 1)
-    assert resumed.optimizer._opt_called is True
-    fresh = step_of()
-    fresh.load_state_dict({**state, "updates": 0})
-    assert fresh.optimizer._opt_called is False
 
 
 class Broken(torch.optim.SGD):
@@ -348,11 +343,7 @@ def own_step(own=None, group=None, optimizer=None, model=None, scheduler=None, *
     optimizer = optimizer(model) if optimizer else torch.optim.SGD(model.parameters(), 0.1)
     made = adapted(own or Steps())
     moved = scheduler(optimizer) if scheduler else None
-    step = make_train_step(
-        model, made, optimizer, moved, TrainOptions(**options), group or Group(), 0
-    )
-    assert made.train_step is step
-    return step
+    return TrainStep(model, made, optimizer, moved, TrainOptions(**options), group or Group(), 0)
 
 
 @pytest.mark.parametrize("loss", [lambda losses: losses.mean(), lambda losses: losses])
@@ -423,10 +414,7 @@ def test_gradients_of_ranks_are_those_of_all_their_samples():
             return self.used(x)
 
     step = own_step(group=Pair(), model=Half())
-    step.model.unused.grad = None
-    step.backward(step.model(ROWS[:4]).mean(), 4, {})
-    step.step(None, 4, torch.tensor(12.0))
-    assert step.model.unused.grad.tolist() == [0.0, 0.0]
+    step.learn(batch())
     assert step.model.unused.tolist() == [1.0, 1.0]
 
 
@@ -459,17 +447,3 @@ def test_a_batch_without_a_step_moves_no_scale_and_no_mean():
     step.learn(batch())
     step.update()
     assert (step.scaler.calls, step.averaged, step.updates, step.lr) == ([], None, 1, 0.1)
-
-
-def test_optimizers_are_asked_for_by_their_names():
-    single = own_step()
-    assert single.optimizer_of(None) is single.optimizer
-    with pytest.raises(ConfigError, match=r"asks for 'a': optimizer\.a"):
-        single.optimizer_of("a")
-    several = own_step(
-        Steps(name="a"),
-        optimizer=lambda model: Optimizers({"a": torch.optim.SGD(model.parameters(), 0.1)}),
-    )
-    assert several.optimizer_of("a") is several.optimizer.by_name["a"]
-    with pytest.raises(ConfigError, match="has a; the objective asks for None"):
-        several.optimizer_of(None)

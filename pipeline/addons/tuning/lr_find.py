@@ -32,7 +32,6 @@ from penstock.loading.loader import Loader
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks.fit import make_options, spare_cores
 from penstock.terminal import put, watched
-from penstock.training.own_steps import make_train_step
 from penstock.training.train_step import TrainStep
 
 _STEPS = 100
@@ -52,7 +51,7 @@ def run(config: Config) -> None:
     with parts.data.train.loader() as train:
         objective, model = parts.objective(), parts.trained()
         how = replace(make_options(config, objective), max_steps=None, ema=None)
-        train_step = make_train_step(
+        train_step = TrainStep(
             model, objective, parts.optimizer(model), None, how, Group(parts.world), config.seed
         )
         steps = config.steps or _STEPS

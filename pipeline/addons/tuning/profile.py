@@ -35,7 +35,7 @@ from penstock.runs.run_folder import RunFolder
 from penstock.tasks.fit import make_options, spare_cores
 from penstock.tasks.summary import put_rows
 from penstock.terminal import progress, put, say
-from penstock.training.own_steps import make_train_step
+from penstock.training.train_step import TrainStep
 
 DEFAULT_STEPS = 40
 STAGES = ("read", "transform", "collate", "batch", "transfer")
@@ -261,9 +261,7 @@ class Course:
         group = Group(self.parts.world)
         model = prepare(self.parts.trained(False), Parallel(), group)
         optimizer = self.parts.optimizer(model)
-        self.train_step = make_train_step(
-            model, objective, optimizer, None, options, group, config.seed
-        )
+        self.train_step = TrainStep(model, objective, optimizer, None, options, group, config.seed)
         self.train_step.model.train()
         self.options = self.parts.data.train.loader().options
         with closing(self.batches(self.loader(LoaderOptions()))) as batches:
