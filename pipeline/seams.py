@@ -62,7 +62,7 @@ def function(name: str) -> Any:
 
 # Makers of a fit's observers, and which fits want them.
 _OBSERVERS: Mapping[str, Callable[[Any], object]] = {
-    "penstock.addons.finetuning.groups:watching": lambda fit: (
+    "penstock.training.finetuning:watching": lambda fit: (
         any([*fit.config.trainer.warm_start.values(), *fit.config.trainer.freeze.values()])
         or fit.config.trainer.groups
     ),

@@ -50,7 +50,7 @@ class TrainingParts:
             return self.data.make_with_facts("model", self.config.model, nested=False)
 
     def trained(self, begins: bool = True) -> nn.Module:
-        """A new model to be trained, as add-ons prepare it.
+        """A new model to be trained, as trainer.warm_start, freeze and recompute prepare it.
 
         Args:
             begins: whether a run begins with its weights.
@@ -66,9 +66,9 @@ class TrainingParts:
                 )
             )
         if any([*trainer.warm_start.values(), *trainer.freeze.values()]) or trainer.recompute:
-            from penstock.addons.finetuning import fitting
+            from penstock.training import finetuning
 
-            fitting.prepared(self.config, model, begins)
+            finetuning.prepare(self.config, model, begins)
         return model
 
     def objective(self) -> Objective:
@@ -112,9 +112,9 @@ class TrainingParts:
                 )
             params = [weight for weight in parts[name].parameters() if weight.requires_grad]
             if any(self.config.trainer.freeze.values()) or self.config.trainer.groups:
-                from penstock.addons.finetuning import groups
+                from penstock.training import finetuning
 
-                params = groups.arranged(self.config, key, parts[name], model, params)
+                params = finetuning.arranged(self.config, key, parts[name], model)
             made[name] = make(
                 node, key, {"params": params, "model": parts[name], "total_steps": total_steps}
             )

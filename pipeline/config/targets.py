@@ -70,8 +70,8 @@ OPTIONS = {
     "pack": "penstock.addons.packs.recipe.packed",
     "sweep.optuna": "penstock.addons.sweeps.optuna_sweeper.OptunaSweeper.run",
     "trainer.checkpoint": "penstock.runs.checkpoint.Checkpoints",
-    "trainer.freeze": "penstock.addons.finetuning.fitting.ends_of",
-    "trainer.warm_start": "penstock.addons.finetuning.fitting.start",
+    "trainer.freeze": "penstock.training.finetuning.ends_of",
+    "trainer.warm_start": "penstock.training.weights.start",
 }
 # They read pickles, load native code or run what they are told to: nobody trusts them as a whole.
 NEVER = sys.stdlib_module_names | {
@@ -138,9 +138,9 @@ RULES = [
             "penstock",
             "class",
             """loading.collate order.plan order.samplers training.metrics
-            training.objective transforms addons.albumentations addons.audio.transforms
-            addons.finetuning.teachers addons.forecasting.objective
-            addons.mixtures.order addons.multi_label addons.pairs addons.stores.blocks
+            training.objective training.weights transforms addons.albumentations
+            addons.audio.transforms addons.forecasting.objective addons.mixtures.order
+            addons.multi_label addons.pairs addons.stores.blocks
             addons.tabular.models addons.tokens.byte_pairs addons.tokens.flatten
             addons.tokens.language_model addons.tokens.sequence_packing addons.video.models
             addons.vision""",

@@ -144,7 +144,7 @@ class Fit:
         ):
             starts = []
             if any(self.config.trainer.freeze.values()):
-                from penstock.addons.finetuning.fitting import begin_epoch
+                from penstock.training.finetuning import begin_epoch
 
                 starts.append(partial(begin_epoch, self.config))
             train_step = TrainStep(

@@ -12,11 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from penstock import command, compose
-from penstock.addons.finetuning import groups
-from penstock.addons.finetuning.weights import read
 from penstock.build.training import TrainingParts
-from penstock.errors import ConfigError
 from penstock.runs import checkpoint
+from penstock.training.weights import numbers, read
 from tests.distributed.test_ranks import start
 from tests.finetuning.nets import Block
 from tests.program import ROOT, run
@@ -86,7 +84,7 @@ def equal(one, other):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "name", "numbers"),
+    ("pattern", "name", "found"),
     [
         ("head", "head.weight", ()),
         ("head", "heading.weight", None),
@@ -102,17 +100,15 @@ def equal(one, other):
         ("*", "anything.at.all", ()),
     ],
 )
-def test_a_pattern_names_weights_and_modules(pattern, name, numbers):
-    assert groups.numbers(pattern, name) == numbers
+def test_a_pattern_names_weights_and_modules(pattern, name, found):
+    assert numbers(pattern, name) == found
 
 
 def test_a_pattern_takes_no_time():
     began = time.process_time()
     for pattern in ("*a" * 90 + "b", "*%" * 90 + "b", "*a*%.*" * 30, "?*" * 90 + "!"):
-        assert not groups.matches(pattern, "a1" * 500 + "c")
+        assert numbers(pattern, "a1" * 500 + "c") is None
     assert time.process_time() - began < 1
-    with pytest.raises(ConfigError, match="is no pattern of names"):
-        groups.check("trainer.groups.head.names", ["a" * 201])
 
 
 def groups_of(config, steps=20):

@@ -1,1 +1,0 @@
-"""How does a trained model learn something else? Warm starts, frozen parts, groups of weights."""
