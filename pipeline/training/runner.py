@@ -25,9 +25,9 @@ from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
 from penstock.order.address import Address
 from penstock.runs.checkpoint import Checkpoints, State
+from penstock.terminal import say
 from penstock.training.epoch_metrics import EpochMetrics, NonFiniteLossError, Step, order_hash
 from penstock.training.observer import Observer, Record
-from penstock.training.speed import speed
 from penstock.training.train_step import TrainOptions, TrainStep
 from penstock.training.validation import in_turns, validate
 
@@ -106,8 +106,15 @@ def fit(
                 f"{run.options.max_epochs}; leave something to train on",
             )
         )
-    while not run.ended():
+    steps, accumulate = train.plan.steps(0), run.options.accumulate
+    if steps is not None and steps < accumulate and run.group.is_first:
+        say(
+            f"trainer.accumulate is {accumulate}, and an epoch has {steps} batches: an optimizer "
+            f"step takes {steps}, as none goes beyond an epoch"
+        )
+    while (reason := run.reason) is None:
         run.epoch(*run.coming)
+    run.result.reason = reason
     return run.result
 
 
@@ -173,21 +180,17 @@ class _Fit(Observer):
     def on_steps(self, steps: Sequence[Step]) -> None:
         self.result.order = order_hash(self.result.order, steps)
 
-    def ended(self) -> bool:
-        """Whether there is a reason to stop."""
+    @property
+    def reason(self) -> str | None:
+        """The reason to end here, if there is one."""
         options, result = self.options, self.result
         if self.begun or not result.history:
-            return False
+            return None
         if self.train_step.finished:
-            result.reason = "max_steps"
-        elif options.patience is not None and result.stale >= options.patience:
-            result.reason = "patience"
-        elif self.coming.epoch >= options.max_epochs or self.enough is None:
-            result.reason = "max_epochs"
-            return self.coming.epoch >= options.max_epochs
-        else:
-            result.reason = self.enough
-        return True
+            return "max_steps"
+        if options.patience is not None and result.stale >= options.patience:
+            return "patience"
+        return "max_epochs" if self.coming.epoch >= options.max_epochs else self.enough
 
     def _ask_observers(self) -> None:
         found = (one.enough for one in self.observers if one.enough)
@@ -243,7 +246,7 @@ class _Fit(Observer):
         self._ask_observers()
         kept = self.session.checkpoints
         due = kept is not None and (epoch + 1) % kept.every_epochs == 0
-        if last or improved or due or self.ended():
+        if last or improved or due or self.reason is not None:
             self._save(improved)
 
     def _lost(self) -> int:
@@ -299,14 +302,12 @@ class _Fit(Observer):
         same_buffers(self.train_step.model, self.group)
         same_buffers(self.train_step.measured, self.group)
         epoch, step = self.address
-        # Observers are asked again when the run resumes, and may then have no reason to end it.
-        reason = "max_epochs" if self.result.reason == self.enough else self.result.reason
         return {
             **self.train_step.state_dict(),
             "loader": {**self.train.state_dict(), "epoch": epoch, "step": step},
             "metrics": self.metrics,
             "progress": {
-                "result": {**vars(self.result), "reason": reason},
+                "result": vars(self.result),
                 "begun": self.begun,
                 "meter": self.epoch_metrics.state_dict(self.train.stats.wait_seconds, self._lost()),
             },
@@ -369,7 +370,7 @@ def train_epoch(
         **{f"train/loss/{name}": mean for name, mean in epoch_metrics.named.items()},
         "lr": train_step.lr,
         "seconds": epoch_metrics.seconds,
-        **speed(train_step, loader, epoch_metrics),
+        **_speed(train_step, loader, epoch_metrics),
     }
 
 
@@ -390,11 +391,19 @@ def _step(
         "step": train_step.updates,
         "train/loss": epoch_metrics.window,
         "lr": train_step.lr,
-        **speed(train_step, loader, epoch_metrics),
+        **_speed(train_step, loader, epoch_metrics),
     }
     epoch_metrics.begin_window()
     for observer in observers:
         observer.on_log(record)
+
+
+def _speed(train_step: TrainStep, loader: Loader, epoch_metrics: EpochMetrics) -> Record:
+    """Samples a second and dead workers of all ranks; waiting and milliseconds of this one."""
+    stats, samples = loader.stats, max(loader.stats.samples, 1)
+    stages = {f"ms/{stage}": 1000 * seconds / samples for stage, seconds in stats.stages.items()}
+    deaths = sum(train_step.group.gather(stats.deaths))
+    return {**epoch_metrics.speed(stats.wait_seconds), **stages, "worker_deaths": deaths}
 
 
 def _tell(observers: Sequence[Observer], steps: Sequence[Step]) -> None:

@@ -22,7 +22,6 @@ from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
 from penstock.runs import checkpoint
 from penstock.runs.checkpoint import Checkpoints
-from penstock.training.epoch_metrics import EpochMetrics
 from penstock.training.objective import Regression
 from penstock.training.runner import (
     NonFiniteLossError,
@@ -33,7 +32,6 @@ from penstock.training.runner import (
     validate,
 )
 from penstock.training.schedules import with_warmup
-from penstock.training.speed import speed
 from penstock.training.train_step import TrainOptions, TrainStep
 
 
@@ -245,6 +243,25 @@ def test_max_steps_counts_optimizer_steps():
     assert len([event for event in seen.events if event[0] == "batch"]) == 6
 
 
+def test_more_batches_a_step_than_an_epoch_has_are_said(capsys):
+    run(loader(size=8), accumulate=8)
+    said = "trainer.accumulate is 8, and an epoch has 3 batches: an optimizer step takes 3"
+    assert said in capsys.readouterr().err
+    run(loader(size=8), accumulate=3)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_reason_for_an_end_is_the_one_that_ended_it(tmp_path):
+    """An observer that gives a reason in the last epoch has not ended the fit."""
+    tired = Observer()
+    tired.enough = "it is tired"
+    for epochs, reason in ((1, "max_epochs"), (2, "it is tired")):
+        _, result = run(observers=[tired], max_epochs=epochs, folder=tmp_path / str(epochs))
+        assert (result.reason, len(result.history)) == (reason, 1)
+        state = checkpoint.find_newest(tmp_path / str(epochs)).state
+        assert state["progress"]["result"]["reason"] == "max_epochs"  # asked again on a resume
+
+
 def test_nan_is_never_the_best(tmp_path):
     _, result = run(val=loader(Line(broken=3)), folder=tmp_path)
     assert result.best is None
@@ -294,10 +311,9 @@ def test_milliseconds_are_of_a_sample():
     model, data = network(), loader()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = TrainStep(model, objective(), optimizer, None, TrainOptions(), Group(), 0)
-    assert {"ms/read", "ms/collate"} <= train_epoch(step, data, 0).keys()
-    data.stats.samples, data.stats.stages = 4, {"read": 0.2, "collate": 0.01}
-    record = speed(step, data, EpochMetrics(Group()))
-    assert (record["ms/read"], record["ms/collate"]) == (50.0, 2.5)
+    record, stats = train_epoch(step, data, 0), data.stats
+    assert record["ms/read"] == pytest.approx(1000 * stats.stages["read"] / 22)
+    assert record["ms/collate"] == pytest.approx(1000 * stats.stages["collate"] / 22)
 
 
 def test_checkpoints_hold_all_that_training_continues_from(tmp_path):

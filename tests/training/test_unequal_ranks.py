@@ -34,6 +34,7 @@ def step_of(group):
 
     options = TrainOptions(accumulate=2)
     objective.to, objective.trained = lambda device: objective, lambda model: model
+    objective.takes_steps = False
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     return TrainStep(model, objective, optimizer, None, options, group, 0)
 
