@@ -14,7 +14,7 @@ from penstock.distributed.world import from_environment, is_launched
 from penstock.loading.batch import Batch
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
-from penstock.training.own_objective import adapted
+from penstock.training.objective_base import adapted
 from penstock.training.train_step import Optimizers, TrainOptions, TrainStep
 
 LENGTH, SIZE, STEPS = 20, 9, 6  # the last batch has 2 rows: a rank of three has none

@@ -53,7 +53,7 @@ class MultiLabel(Supervised):
 
     def targets(self, batch: Batch) -> Tensor:
         """Which labels each sample has, int64[B, C]; of shares, those from one half on."""
-        return (self._statistics(batch) >= THRESHOLD).long()
+        return (self._shares(batch) >= THRESHOLD).long()
 
     def rows(self, outputs: Tensor, batch: Batch) -> Sequence[Mapping[str, Any]]:
         """`predicted`: the labels that are likelier than not, and `score/NAME` of each."""
@@ -76,7 +76,9 @@ class MultiLabel(Supervised):
         return ", ".join(names) or "none"
 
     def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        target = self._statistics(batch)
+        target = self._shares(batch)
+        if target.device.type == "cpu":  # on a GPU the look would wait for it in every step
+            self._check_range(target)
         self._check_count(outputs, target)
         if outputs.shape != target.shape:
             reason = (
@@ -88,12 +90,12 @@ class MultiLabel(Supervised):
         return losses.mean(1) if losses.ndim == 2 else losses
 
     def _statistics(self, batch: Batch) -> Tensor:
-        """The target as float32[B, C].
+        target = self._shares(batch)
+        self._check_range(target)
+        return target
 
-        Raises:
-            ConfigError: it has another shape.
-            DataError: a value is below 0 or above 1.
-        """
+    def _shares(self, batch: Batch) -> Tensor:
+        """The target as float32[B, C]; raises ConfigError if it has another shape."""
         target = self._field(batch, self.target)
         if target.shape[1:] != (self.num_classes,):
             reason = (
@@ -104,11 +106,13 @@ class MultiLabel(Supervised):
             raise ConfigError(Problem("objective.target", reason))
         return target.float()
 
-    def _from_mean(self, mean: Tensor) -> Tensor:
-        if not 0 <= float(mean.min()) <= float(mean.max()) <= 1:
+    def _check_range(self, target: Tensor) -> None:
+        if not bool(((target >= 0) & (target <= 1)).all()):
             raise DataError(
                 f"{self.target!r} has values outside of 0 to 1; a label is there or not"
             )
+
+    def _from_mean(self, mean: Tensor) -> Tensor:
         return torch.logit(mean.clamp(_RARE, 1 - _RARE))
 
     def _labels(self, count: int) -> Sequence[object]:

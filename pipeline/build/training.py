@@ -18,8 +18,7 @@ from penstock.errors import ConfigError, Problem
 from penstock.order.keys import hash64
 from penstock.order.seeding import scope, seed_global
 from penstock.terminal import say
-from penstock.training.objective_base import Objective
-from penstock.training.own_objective import adapted
+from penstock.training.objective_base import Objective, adapted
 from penstock.training.schedules import of_each_group, warmup_steps, with_warmup
 from penstock.training.train_step import Optimizers
 

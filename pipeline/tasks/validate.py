@@ -35,9 +35,8 @@ from penstock.runs.resumption import run_of
 from penstock.tasks.observers import Display
 from penstock.tasks.summary import print_table
 from penstock.terminal import one_line, put, watched
-from penstock.training.objective_base import Objective
+from penstock.training.objective_base import Objective, OwnObjective
 from penstock.training.observer import Observer, Record
-from penstock.training.own_objective import OwnObjective
 from penstock.training.runner import validate
 from penstock.training.train_step import Mode, TrainOptions, autocast
 

@@ -141,16 +141,6 @@ class Supervised(Objective):
             arguments = self._as_known(*arguments)
         super().add(name, *arguments)
 
-    def _in_words(self, arguments: Sequence[Any]) -> str:
-        predicted, target = map(in_shape, arguments)
-        return f"predictions {predicted} and targets {target}"
-
-    def _way(self, name: str, arguments: Sequence[Any]) -> str:
-        outputs, wanted = getattr(self.metrics[name], "num_outputs", None), arguments[1][0].numel()
-        if isinstance(outputs, int) and outputs != wanted:
-            return f"; set objective.metrics.{name}.num_outputs={wanted}"
-        return ""
-
     def _as_known(self, predicted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions and targets as the metrics of torchmetrics take them."""
         return predicted, target
@@ -359,12 +349,7 @@ class Classification(Supervised):
     ) -> None:
         super().__init__(loss, metrics, inputs, target)
         self.num_classes = num_classes
-        self.classes = list(classes) if classes else None
-
-    @property
-    def names(self) -> list[str]:
-        """A name for each class."""
-        return self.classes or [str(number) for number in range(self.num_classes)]
+        self.names = list(classes) if classes else [str(number) for number in range(num_classes)]
 
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The logits; torchmetrics takes them as they are."""
@@ -404,7 +389,8 @@ class Classification(Supervised):
         soft = batch.get(f"{self.target}_soft")
         if outputs is None and isinstance(soft, Tensor):
             return [Rendered(classes_in_words(shares, self.names)) for shares in soft.cpu()]
-        names = [self.names[number] for number in self.targets(batch).tolist()]
+        known = dict(enumerate(self.names))  # a label that the loss ignores is none of them
+        names = [known.get(number, str(number)) for number in self.targets(batch).tolist()]
         if outputs is None:
             return [Rendered(name) for name in names]
         shares, likeliest = outputs.softmax(-1).max(-1)
@@ -436,13 +422,18 @@ class Classification(Supervised):
         if self._are_shares(target):
             return target
         target = self.targets(batch)
-        for place in ((target < 0) | (target >= self.num_classes)).nonzero().flatten().tolist()[:1]:
+        ignored = target == getattr(self.loss, "ignore_index", self.num_classes)
+        wrong = ((target < 0) | (target >= self.num_classes)) & ~ignored
+        for place in wrong.nonzero().flatten().tolist()[:1]:
             row = "" if batch.indices is None else f" of row {int(batch.indices[place])}"
             raise DataError(
                 f"{self.target!r}{row} is {int(target[place])}; {self.num_classes} classes are "
                 f"0 to {self.num_classes - 1}"
             )
-        return nn.functional.one_hot(target, self.num_classes)
+        # Rows of zeros for labels that the loss ignores: they move no frequency among the classes.
+        return (
+            nn.functional.one_hot(target.where(~ignored, 0), self.num_classes) * ~ignored[:, None]
+        )
 
     def constant(self, batches: Iterable[Batch], monitor: str = "loss") -> Tensor:
         """How frequent each class is: also the best for accuracy, macro averages and their like.
@@ -459,7 +450,7 @@ class Classification(Supervised):
         return mean.clamp_min(1e-6).log()
 
     def _labels(self, count: int) -> Sequence[object]:
-        return self.classes if self.classes and len(self.classes) == count else range(count)
+        return self.names if len(self.names) == count else range(count)
 
 
 def _tensor(outputs: Any) -> Tensor:

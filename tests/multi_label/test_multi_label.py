@@ -91,4 +91,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match=r"3 labels need as many logits"):
         objective()(model, batch([[1, 0, 1]], logits=torch.zeros(1, 2)))
     with pytest.raises(DataError, match=r"outside of 0 to 1"):
-        objective().baseline([batch([[2, 0, 0]])])
+        objective().baseline([batch([[2, 0, 0], [-1, 0, 0]])])  # whose mean is within
+    for wrong in (2, -1):
+        with pytest.raises(DataError, match=r"outside of 0 to 1"):
+            objective()(model, batch([[0, wrong, 1]], logits=torch.zeros(1, 3)))

@@ -356,8 +356,8 @@ def test_a_metric_that_does_not_fit_is_named_with_the_way():
         nn.L1Loss(reduction="none"), {"r": known.PearsonCorrCoef()}, ["x"], "target"
     )
     wanted = (
-        r"objective\.metrics\.r: PearsonCorrCoef does not take predictions float32\[4, 3\] and "
-        r"targets float32\[4, 3\]: .*; set objective\.metrics\.r\.num_outputs=3"
+        r"objective\.metrics\.r: PearsonCorrCoef does not take float32\[4, 3\] and "
+        r"float32\[4, 3\]: .*; set objective\.metrics\.r\.num_outputs=3"
     )
     with pytest.raises(ConfigError, match=wanted):
         objective.update(data["x"], data)
@@ -388,6 +388,22 @@ def test_classes_are_whole_numbers_of_any_type(label):
         assert losses.shape == (3,)
         objective.update(outputs, data)
     assert objective.compute()["accuracy"] == pytest.approx(1 / 3)
+
+
+def test_labels_that_the_loss_ignores_count_nowhere():
+    metrics = {"accuracy": MulticlassAccuracy(3, average="micro", ignore_index=-100)}
+    objective = Classification(nn.CrossEntropyLoss(), metrics, ["x"], "label", 3)
+    label = torch.tensor([0, -100, 2, 0])
+    data = batch({"x": torch.eye(3)[[0, 1, 2, 2]], "label": label})
+    losses, outputs = objective(nn.Identity(), data)
+    assert losses[0].item() == pytest.approx(
+        nn.functional.cross_entropy(outputs[label >= 0], label[label >= 0]).item()
+    )
+    objective.update(outputs, data)
+    assert objective.compute() == {"accuracy": pytest.approx(2 / 3)}
+    constant = objective.constant([data]).softmax(-1)
+    torch.testing.assert_close(constant, torch.tensor([2 / 3, 0.0, 1 / 3]), atol=1e-5, rtol=0)
+    assert [row.truth for row in objective.rendered(data)] == ["0", "-100", "2", "0"]
 
 
 def test_classes_may_be_shares():

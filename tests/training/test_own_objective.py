@@ -14,7 +14,7 @@ from penstock.loading.batch import Batch
 from penstock.order.plan import Request
 from penstock.training.epoch_metrics import EpochMetrics
 from penstock.training.objective import Regression
-from penstock.training.own_objective import adapted
+from penstock.training.objective_base import adapted
 from penstock.training.train_step import TrainOptions, TrainStep
 
 ROWS = torch.arange(12.0).reshape(6, 2).sin()

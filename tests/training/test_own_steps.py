@@ -13,7 +13,7 @@ from penstock.distributed.parallel import Parallel
 from penstock.errors import ConfigError
 from penstock.loading.batch import Batch
 from penstock.order.plan import Request
-from penstock.training.own_objective import adapted
+from penstock.training.objective_base import adapted
 from penstock.training.train_step import Optimizers, TrainOptions, TrainStep
 
 REAL = torch.arange(40.0).reshape(10, 4).cos()

@@ -15,7 +15,7 @@ from penstock.order.keys import hash64
 from penstock.order.plan import Request
 from penstock.training import train_step
 from penstock.training.objective import Regression
-from penstock.training.own_objective import adapted
+from penstock.training.objective_base import adapted
 from penstock.training.train_step import Optimizers, TrainOptions, TrainStep
 
 ROWS = torch.arange(36.0).reshape(12, 3).sin()

@@ -25,7 +25,7 @@ from penstock.distributed.group import Group
 from penstock.errors import ConfigError, DataError
 from penstock.loading.batch import Batch
 from penstock.order.plan import Request
-from penstock.training.own_objective import adapted
+from penstock.training.objective_base import adapted
 from penstock.training.train_step import TrainOptions, TrainStep
 
 CLASSES = ["background", "circle", "square", "triangle"]
