@@ -79,7 +79,7 @@ def test_a_metric_that_cannot_take_the_predictions_is_found_before_the_first_ste
     wrong = "+objective.metrics.x={_target_: torchmetrics.classification.BinaryAccuracy}"
     done = run(capsys, *faces, *QUICK, wrong, "trainer.log_every=1")
     assert done.code == 2
-    assert "objective.metrics.x: BinaryAccuracy does not take predictions float32[" in done.err
+    assert "objective.metrics.x: BinaryAccuracy does not take float32[" in done.err
     assert "Traceback" not in done.err
     assert not (tmp_path / "run").exists(), "nothing was measured yet"
 
