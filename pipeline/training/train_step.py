@@ -240,9 +240,9 @@ class TrainStep:
             explained(self.model, self.objective, batch),
         ):
             if self._own:
-                count = batch.request.valid
-                total = self.group.sum(torch.tensor(float(count), device=self.device))
-                update = partial(self._own_step, count, total)
+                own = batch.request.valid
+                of_ranks = self.group.sum(torch.tensor(float(own), device=self.device))
+                update = partial(self._own_step, own, of_ranks)
                 return self.objective.step(self.model, batch, update).detach()
             losses, _ = self.objective(self._forward, batch)
         # The mean is over the losses of all accumulated batches, whose number is known only at

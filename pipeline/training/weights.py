@@ -170,11 +170,14 @@ def _load(
     matched.unexpected = [n for n in tensors if n not in own and not named_by(without, n)]
     odd = matched.missing or matched.unexpected or matched.other
     if not matched.tensors or (strict and odd):
-        ways = (
-            "without=[NAMES] keeps the new weights of some; strict=false takes what fits"
-            if matched.tensors
-            else "is it another model? rename={BEFORE: AFTER} may help"
-        )
+        ways = f"is it another model? {section}rename may help"
+        if matched.tensors:
+            ways = (
+                f"{section}without=[NAMES] keeps the new weights of some; {section}strict=false "
+                "takes what fits"
+                if section
+                else "a teacher needs all of its weights"
+            )
         reason = f"{path!r} does not fit {name}: {matched}. {ways}"
         raise ConfigError(Problem(f"{section}path", reason))
     for name_of, value in matched.tensors.items():
