@@ -25,7 +25,6 @@ from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
 from penstock.order.address import Address
 from penstock.runs.checkpoint import Checkpoints, State
-from penstock.terminal import say
 from penstock.training.epoch_metrics import EpochMetrics, NonFiniteLossError, Step, order_hash
 from penstock.training.observer import Observer, Record
 from penstock.training.train_step import TrainOptions, TrainStep
@@ -105,12 +104,6 @@ def fit(
                 "leaves out every batch of trainer.max_epochs="
                 f"{run.options.max_epochs}; leave something to train on",
             )
-        )
-    steps, accumulate = train.plan.steps(0), run.options.accumulate
-    if steps is not None and steps < accumulate and run.group.is_first:
-        say(
-            f"trainer.accumulate is {accumulate}, and an epoch has {steps} batches: an optimizer "
-            f"step takes {steps}, as none goes beyond an epoch"
         )
     while (reason := run.reason) is None:
         run.epoch(*run.coming)

@@ -243,14 +243,6 @@ def test_max_steps_counts_optimizer_steps():
     assert len([event for event in seen.events if event[0] == "batch"]) == 6
 
 
-def test_more_batches_a_step_than_an_epoch_has_are_said(capsys):
-    run(loader(size=8), accumulate=8)
-    said = "trainer.accumulate is 8, and an epoch has 3 batches: an optimizer step takes 3"
-    assert said in capsys.readouterr().err
-    run(loader(size=8), accumulate=3)
-    assert capsys.readouterr().err == ""
-
-
 def test_the_reason_for_an_end_is_the_one_that_ended_it(tmp_path):
     """An observer that gives a reason in the last epoch has not ended the fit."""
     tired = Observer()
