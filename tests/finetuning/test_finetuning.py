@@ -280,7 +280,7 @@ def test_parts_with_optimizers_of_their_own(capsys, data, tmp_path, monkeypatch)
     gan += ["+trainer.groups.plain={kinds: [bias, norm], lr_scale: 0.1}"]
     done = run(capsys, *gan, f"run_dir={tmp_path / 'run'}")
     assert done.code == 0, done.err
-    assert "groups    generator: " in done.err
+    assert "groups    generator.others: " in done.err
     assert "discriminator.plain: " in done.err
     steps = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
     first, second, *_, last = (checkpoint.load(path)["model"] for path in steps)
