@@ -1,54 +1,64 @@
 """Reading the folders of runs: their state, configuration, measurements and ledger.
 
-A folder may come from anybody, and be written to at this moment, so everything is checked, and an
-incomplete last line is left out. This imports no torch: lists of runs are shown in a second.
+A run may be writing to its folder at this moment, so an incomplete last line is left out. Any other
+broken line is an error that names it. Cost: 10 us a line, and 1 kB of memory for a line of
+metrics.jsonl. This imports no torch: lists of runs are shown in a second.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import re
 from array import array
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import yaml
 
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.data import records
 from penstock.files.locks import is_locked
 from penstock.order.address import Address, Skipped
-from penstock.runs import left_out, measurements
+from penstock.runs import left_out
 from penstock.runs.manifest import read_config, read_manifest
-from penstock.runs.measurements import Series
 
 LEDGER, DIGESTS, METRICS, HOLDER = "ledger.jsonl", "digests.jsonl", "metrics.jsonl", "holder.json"
 
-_BLOCK = 1 << 20  # bytes of a ledger that are read at once
-_MOST_HASHES = 1 << 30  # bytes
-_MOST_SKIPPED = 100_000
-_LINES = 4096  # of a ledger that somebody else wrote
-_MOST_STEPS = 1 << 25  # of a ledger, 1.3 GB; ten a second for a month
-_KINDS: tuple[Any, ...] = (np.int64, np.int64, np.int64, np.uint64, np.float64)
-_CODES = ("q", "q", "q", "Q", "d")  # the same
-_NUMBER = rb"(0|[1-9]\d{0,17})"
-_AS_WRITTEN = re.compile(
-    rb'^\{"epoch": %b, "step": %b, "samples": %b, "order": "([0-9a-f]{16})", '
-    rb'"loss": "([^"\\\n]{1,100})"\}\n' % (_NUMBER, _NUMBER, _NUMBER),
-    re.MULTILINE,
-)
+Record = dict[str, Any]
 
-_SKIPPED = re.compile(
-    rb'^\{"epoch": %b, "step": %b, "skipped_to": \[%b, %b\]\}\n'
-    % (_NUMBER, _NUMBER, _NUMBER, _NUMBER),
-    re.MULTILINE,
-)
+
+class Series(list[Record]):
+    """The records of one event in metrics.jsonl, in the order of their lines.
+
+    A number that was not finite is None in its record, and NaN in its column.
+    """
+
+    @property
+    def names(self) -> list[str]:
+        """Of all numbers, in the order in which they appeared."""
+        names = dict.fromkeys(name for record in self for name in record)
+        names.pop("event", None)
+        return list(names)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A number of all records, [N]: int64, or float64 if any is not whole or missing (NaN)."""
+        values = [record.get(name) for record in self]
+        if values and all(type(value) is int for value in values):
+            return np.array(values, np.int64)
+        return np.array([math.nan if value is None else value for value in values], np.float64)
+
+    def address(self, index: int) -> Record:
+        """Event, epoch and step of a record."""
+        return {name: self[index][name] for name in ("event", "epoch", "step")}
+
+    def finite(self, name: str) -> npt.NDArray[np.int64]:
+        """The places of the records that have a finite number of that name."""
+        return np.flatnonzero(np.isfinite(self.column(name)))
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,7 @@ class RunRecord:
 
     @property
     def logs(self) -> Series:
-        """The measurements inside epochs; a value that was not finite is None."""
+        """The measurements inside epochs."""
         return self._measured["log"]
 
     @property
@@ -116,7 +126,10 @@ class RunRecord:
 
     @cached_property
     def _measured(self) -> dict[str, Series]:
-        return measurements.read(self.path / METRICS)
+        by_event = {"log": Series(), "epoch": Series()}
+        for record in _lines(self.path / METRICS, _check_measured):
+            by_event[record["event"]].append(record)
+        return by_event
 
     @cached_property
     def ledger(self) -> Ledger | None:
@@ -131,83 +144,20 @@ class RunRecord:
         return left_out.read(path) if path.exists() else []
 
 
-def read_ledger(path: Path, least: int | None = None) -> Ledger:
-    """The ledger in `path`, without an incomplete last line. Cost: 3 us a line.
-
-    Args:
-        least: read no more than needed for so many lines; there may be more, or fewer in the file.
+def read_ledger(path: Path) -> Ledger:
+    """The ledger in `path`, without an incomplete last line.
 
     Raises:
         PenstockError: a line is broken, or the addresses don't increase.
     """
-    columns = _LedgerColumns(path)
-    try:
-        with path.open("rb") as file:
-            while (least is None or len(columns) < least) and (block := file.read(_BLOCK)):
-                block += file.readline()
-                columns.add(_parsed(block))
-        return columns.ledger()
-    except (OSError, ValueError):
-        pass  # line by line, for what is wrong and where; or because somebody else wrote it
-    columns = _LedgerColumns(path)
-    rows = (
-        (*address, line["samples"], int(line["order"], 16), float.fromhex(line["loss"]))
-        for address, line in by_address(path)
-    )
-    while some := list(islice(rows, _LINES)):
-        columns.add(zip(*some, strict=True))
-    return columns.ledger()
-
-
-class _LedgerColumns:
-    """The columns of a ledger while it is read, which grow without being copied."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._columns = [array(code) for code in _CODES]
-        self._last = (-1, -1)
-
-    def __len__(self) -> int:
-        return len(self._columns[0])
-
-    def add(self, columns: Iterable[Any]) -> None:
-        """Append values of all columns; raises ValueError unless their addresses increase."""
-        parts = [np.asarray(values, kind) for values, kind in zip(columns, _KINDS, strict=True)]
-        if len(self) + len(parts[0]) > _MOST_STEPS:
-            raise PenstockError(
-                f"{self._path} has more than {_MOST_STEPS} steps, which are not read into memory"
-            )
-        epochs, steps = (
-            np.concatenate([[last], part]) for last, part in zip(self._last, parts[:2], strict=True)
-        )
-        later, after = np.diff(epochs), np.diff(steps)
-        if not ((later > 0) | ((later == 0) & (after > 0))).all():
-            raise ValueError
-        self._last = (int(epochs[-1]), int(steps[-1]))
-        for column, part in zip(self._columns, parts, strict=True):
-            column.frombytes(part.tobytes())
-
-    def ledger(self) -> Ledger:
-        return Ledger(
-            *(
-                np.frombuffer(column, kind)
-                for column, kind in zip(self._columns, _KINDS, strict=True)
-            )
-        )
-
-
-def _parsed(block: bytes) -> tuple[np.ndarray, ...]:
-    """Whole lines as a fit writes them; raises ValueError for any other."""
-    rows = _AS_WRITTEN.findall(block)
-    if len(rows) + len(_SKIPPED.findall(block)) != block.count(b"\n"):
-        raise ValueError
-    epoch, step, samples, order, loss = zip(*rows, strict=True) if rows else [()] * 5
-    epochs, steps, counts = (
-        np.array(texts, "S18").astype(np.int64) for texts in (epoch, step, samples)
-    )
-    hashes = np.frombuffer(bytes.fromhex(b"".join(order).decode()), ">u8").astype(np.uint64)
-    losses = np.array([float.fromhex(text.decode()) for text in loss])
-    return epochs, steps, counts, hashes, losses
+    epoch, step, samples, order, loss = (array(code) for code in "qqqQd")
+    for address, line in by_address(path):
+        epoch.append(address.epoch)
+        step.append(address.step)
+        samples.append(line["samples"])
+        order.append(int(line["order"], 16))
+        loss.append(float.fromhex(line["loss"]))
+    return Ledger(*map(np.asarray, (epoch, step, samples, order, loss)))
 
 
 def state_of(path: Path, manifest: Mapping[str, Any]) -> str:
@@ -244,94 +194,84 @@ def two_runs(paths: Sequence[str] | None) -> tuple[RunRecord, RunRecord]:
     return RunRecord.read(Path(paths[0])), RunRecord.read(Path(paths[1]))
 
 
-def by_address(path: Path) -> Iterator[tuple[Address, dict[str, Any]]]:
-    """The records of a ledger.jsonl or digests.jsonl, without an incomplete last line.
+def by_address(path: Path) -> Iterator[tuple[Address, Record]]:
+    """The steps in a ledger.jsonl or digests.jsonl, without an incomplete last line.
 
     Raises:
         PenstockError: another line is broken, or the addresses don't increase.
     """
-    before, check, skips = (-1, -1), _CHECKS[path.name], path.name == LEDGER
+    before, check = (-1, -1), _check_ledger if path.name == LEDGER else _check_digest
     for number, record in enumerate(_lines(path, check), 1):
         address = Address(record["epoch"], record["step"])
         if address <= before:
             where = f"{path}, line {number}: epoch {address.epoch}, step {address.step}"
             raise PenstockError(f"{where} comes after a later one")
         before = address
-        if not (skips and "skipped_to" in record):
+        if "skipped_to" not in record:
             yield address, record
 
 
-def _lines(path: Path, check: Callable[[Mapping[str, Any]], None]) -> Iterator[dict[str, Any]]:
-    with measurements.naming(path), path.open("rb") as file:
-        for number, record in records(file):
-            try:
-                check(record)
-            except (ValueError, LookupError, TypeError, OverflowError) as error:
-                raise ValueError(f"line {number} is broken: {error}") from error
-            yield record
-
-
-def _check_ledger(record: Mapping[str, Any]) -> None:
-    Address(int(record["epoch"]), int(record["step"]))
-    if "skipped_to" in record:
-        _range_of(record)
-    else:
-        int(record["samples"]), np.uint64(int(record["order"], 16)), float.fromhex(record["loss"])
-
-
-def _range_of(record: Mapping[str, Any]) -> tuple[Address, Address]:
-    """The range that a line of a ledger says to be left out; raises ValueError."""
-    value = [[record["epoch"], record["step"]], record["skipped_to"]]
-    return Skipped.of(value).ranges[0]
-
-
 def skipped_in(path: Path) -> Skipped:
-    """The samples that training left out, by the ledger.
+    """The samples that training left out, by the ledger; raises PenstockError as `by_address`."""
+    lines = (line for line in _lines(path, _check_ledger) if "skipped_to" in line)
+    ranges = [[[line["epoch"], line["step"]], line["skipped_to"]] for line in lines]
+    return Skipped.of(ranges)
+
+
+def digests(path: Path) -> dict[Address, str]:
+    """The hashes of a run's batches, by its digests.jsonl; none without the file.
 
     Raises:
-        PenstockError: a line of the ledger is broken, or there are more ranges than anybody names.
+        PenstockError: as `by_address`.
     """
-    ranges = (_range_of(line) for line in _lines(path, _check_ledger) if "skipped_to" in line)
-    skipped = list(islice(ranges, _MOST_SKIPPED + 1))
-    if len(skipped) > _MOST_SKIPPED:
-        raise PenstockError(f"{path} has more than {_MOST_SKIPPED} ranges that were left out")
-    return Skipped(tuple(skipped))
+    return {address: line["hash"] for address, line in by_address(path)}
 
 
-class Digests:
-    """The hashes of a run's batches by address, from its digests.jsonl; none without the file.
-
-    Keeps 24 bytes and the hash of each. Raises PenstockError as `by_address`.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._epochs, self._steps, self._ends = array("q"), array("q"), array("q")
-        self._text = bytearray()
-        for address, line in by_address(path):
-            self._epochs.append(address.epoch)
-            self._steps.append(address.step)
-            self._text += line["hash"].encode(errors="surrogatepass")
-            self._ends.append(len(self._text))
-            if len(self._text) > _MOST_HASHES:
-                raise PenstockError(
-                    f"{path} has more than {_MOST_HASHES} bytes of hashes, which "
-                    "are not read into memory"
-                )
-
-    def hash(self, address: Address) -> str | None:
-        """The hash of a batch; None if the file lacks it."""
-        first, last = (bisect_left(self._epochs, address.epoch + more) for more in (0, 1))
-        row = bisect_left(self._steps, address.step, first, last)
-        if row == last or self._steps[row] != address.step:
-            return None
-        start = self._ends[row - 1] if row else 0
-        return self._text[start : self._ends[row]].decode(errors="surrogatepass")
+def _lines(path: Path, check: Callable[[Record], object]) -> Iterator[Record]:
+    """The checked records of a file; none without the file."""
+    try:
+        with path.open("rb") as file:
+            for number, record in records(file):
+                try:
+                    check(record)
+                except (ValueError, LookupError, TypeError, OverflowError) as error:
+                    raise ValueError(f"line {number} is broken: {error}") from error
+                yield record
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise PenstockError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise PenstockError(f"{path}, {error}") from error
 
 
-def _check_digest(record: Mapping[str, Any]) -> None:
-    Address(int(record["epoch"]), int(record["step"]))
+def _check_address(record: Record) -> None:
+    for name in ("epoch", "step"):
+        if type(record[name]) is not int or not 0 <= record[name] < 2**63:
+            raise ValueError(f"{name} is {record[name]!r:.60}, and must be a whole number")
+
+
+def _check_measured(record: Record) -> None:
+    _check_address(record)
+    if record["event"] not in ("log", "epoch"):
+        raise ValueError(f"event is {record['event']!r:.60}")
+    for name, value in record.items():
+        # A page shows what it finds here as a number.
+        if name != "event" and type(value) not in (int, float, type(None)):
+            raise ValueError(f"{name[:100]} is {value!r:.60}, and must be a number")
+
+
+def _check_ledger(record: Record) -> None:
+    _check_address(record)
+    if "skipped_to" in record:
+        Skipped.of([[record["epoch"], record["step"]], record["skipped_to"]])
+    else:
+        int(record["samples"]).to_bytes(8)  # fits
+        int(record["order"], 16).to_bytes(8)
+        float.fromhex(record["loss"])
+
+
+def _check_digest(record: Record) -> None:
+    _check_address(record)
     if not isinstance(record["hash"], str):
         raise ValueError(f"hash is {record['hash']!r:.60}")
-
-
-_CHECKS = {LEDGER: _check_ledger, DIGESTS: _check_digest}

@@ -10,10 +10,10 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigError, PenstockError
-from penstock.runs import record
+from penstock.order.address import Skipped
 from penstock.runs.left_out import Entry
 from penstock.runs.quarantine import QuarantineFile
-from penstock.runs.record import RunRecord, find, read_ledger
+from penstock.runs.record import RunRecord, find, read_ledger, skipped_in
 from tests.program import run
 
 ROOT = Path(penstock.__file__).parent.parent
@@ -112,7 +112,7 @@ def test_reading_imports_no_torch():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_a_ledger_is_read_the_same_by_blocks_and_line_by_line(tmp_path, monkeypatch):
+def test_a_ledger_is_read_exactly(tmp_path):
     lines = [
         {
             "epoch": step // 7,
@@ -123,21 +123,32 @@ def test_a_ledger_is_read_the_same_by_blocks_and_line_by_line(tmp_path, monkeypa
         }
         for step in range(100)
     ]
+    skipped = {"epoch": 14, "step": 2, "skipped_to": [15, 0]}
     path = tmp_path / "ledger.jsonl"
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"epoch": 99, "st')
-    monkeypatch.setattr("penstock.runs.record._BLOCK", 1000)
-    by_block = read_ledger(path)
-    spaced = "".join(f"{json.dumps(line, indent=None, separators=(',', ':'))}\n" for line in lines)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "ledger.jsonl").write_text(spaced)
-    by_line = read_ledger(tmp_path / "other" / "ledger.jsonl")
-    for name in ("epoch", "step", "samples", "order", "loss"):
-        assert getattr(by_block, name).tolist() == getattr(by_line, name).tolist()
-        assert getattr(by_block, name).dtype == getattr(by_line, name).dtype
-    assert by_block.loss[5] == 5 / 3
-    assert 5 <= len(read_ledger(path, least=5).loss) < 20
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, skipped]) + '{"epoch": 9')
+    ledger = read_ledger(path)
+    assert list(zip(ledger.epoch, ledger.step, strict=True)) == [divmod(n, 7) for n in range(100)]
+    assert ledger.order.dtype == np.uint64
+    assert ledger.order.tolist() == [step * 2**60 % 2**64 for step in range(100)]
+    assert ledger.loss.tolist() == [step / 3 for step in range(100)]
+    assert set(ledger.samples) == {8}
+    assert skipped_in(path) == Skipped.of([[14, 2], [15, 0]])
     path.write_text("")
     assert len(read_ledger(path).loss) == 0
+
+
+def test_numbers_that_were_not_finite_or_not_measured_are_missing_in_their_columns(written):
+    with (written / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "epoch", "epoch": 1, "step": 4, "val/loss": 0.1}\n')
+        file.write('{"event": "epoch", "epoch": 2, "step": 6, "val/loss": null}\n')
+    epochs = RunRecord.read(written).epochs
+    assert epochs.names == ["epoch", "step", "val/loss"]
+    assert epochs.column("step").tolist() == [2, 4, 6]
+    assert epochs.column("val/loss")[1] == 0.1
+    assert epochs.finite("val/loss").tolist() == [1]
+    assert not len(epochs.finite("train/loss"))
+    assert epochs[2]["val/loss"] is None
+    assert epochs.address(1) == {"event": "epoch", "epoch": 1, "step": 4}
 
 
 def test_a_run_without_ledger_and_quarantine(written):
@@ -159,12 +170,3 @@ def test_samples_that_were_left_out_are_known(written):
     record = RunRecord.read(written)
     assert record.left_out == entries
     (written / "quarantine.csv").write_text("a,b\n")
-
-
-def test_lines_as_a_fit_writes_them_are_parsed_together():
-    skipped = b'{"epoch": 0, "step": 1, "skipped_to": [0, 3]}\n'
-    step = b'{"epoch": 0, "step": 3, "samples": 4, "order": "00000000000000ff", "loss": "0x1p0"}\n'
-    for block, steps in ((skipped + step, [3]), (skipped, []), (b"", [])):
-        assert record._parsed(block)[1].tolist() == steps
-    with pytest.raises(ValueError, match=r"^$"):
-        record._parsed(step + b"{}\n")

@@ -13,8 +13,7 @@ from penstock.addons.reports.charts import COLORS, MUTED, Curve, Mark, chart
 from penstock.addons.reports.page import Section
 from penstock.addons.reports.values import Steps, furthest, number, numeral, thinned
 from penstock.addons.reports.verdict import baseline_of
-from penstock.runs.measurements import Series
-from penstock.runs.record import Ledger, RunRecord
+from penstock.runs.record import Ledger, RunRecord, Series
 
 _MOST_CHARTS, _MOST_CURVES = 30, 8
 _MOST_POINTS = 9000  # of all metrics together

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import PenstockError
 from penstock.order.address import Address
-from penstock.runs.record import DIGESTS, Digests, RunRecord
+from penstock.runs.record import DIGESTS, RunRecord, digests
 from penstock.terminal import one_line
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.addons.predicting.trained import Trained
     from penstock.build.data import DataParts
     from penstock.loading.batch import Batch
-    from penstock.runs.measurements import Series
+    from penstock.runs.record import Series
 
 Row = dict[str, Any]
 
@@ -95,7 +95,7 @@ class Run:
 
         asked = {"split": split, "epoch": epoch, "step": step}
         batch = recompute(getattr(self._data, split), self._data.config.model_copy(update=asked))
-        kept = self._digests.hash(Address(epoch, step)) if split == "train" else None
+        kept = self._digests.get(Address(epoch, step)) if split == "train" else None
         made = batch_hash([batch])
         if kept not in (None, made):
             raise PenstockError(
@@ -165,8 +165,8 @@ class Run:
         return DataParts(compose.accept({**self.config, **without}), World())
 
     @cached_property
-    def _digests(self) -> Digests:
-        return Digests(self.path / DIGESTS)
+    def _digests(self) -> dict[Address, str]:
+        return digests(self.path / DIGESTS)
 
     def __repr__(self) -> str:
         facts = ", ".join(" ".join(pair) for pair in self._facts()[1:])
