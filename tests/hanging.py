@@ -11,7 +11,7 @@ import threading
 import time
 
 from penstock.distributed.group import Group
-from penstock.runs import checkpoint_file
+from penstock.runs import checkpoint
 from penstock.tasks import fit
 from penstock.training.train_step import TrainStep
 from tests.own_parts import Numbers
@@ -82,7 +82,7 @@ here = Place()
 if here.place != "nowhere":
     before(Group, "gather", "gather", 6)
     before(TrainStep, "update", "update", 9)
-    before(checkpoint_file, "write_file", "background save", 2)
+    before(checkpoint, "write", "background save", 2)
     before(fit, "baselines", "end")
 
 

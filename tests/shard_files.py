@@ -103,15 +103,17 @@ def leg(folder, group):
         updates = found.state["updates"]
         same_as_saved(found.state, model, optimizer)
     group.agree(False)  # nobody deletes what another still reads
-    with Checkpoints(folder, group, keep_last=2, background=group.world.size > 1) as checkpoints:
-        for _ in range(2):
-            step(model, optimizer)
-            updates += 1
-            checkpoints.save(state_of(model, optimizer, updates), updates, best=updates == 3)
-        before = state_of(model, optimizer, updates)
-        checkpoints.save(before, updates)  # once more, in the place of the first
-        kept = {name: whole(t).clone() for name, t in before["model"].items()}
-        step(model, optimizer)  # while it is written
+    checkpoints = Checkpoints(folder, group, keep_last=2, background=group.world.size > 1)
+    for _ in range(2):
+        step(model, optimizer)
+        updates += 1
+        checkpoints.save(state_of(model, optimizer, updates), updates, best=updates == 3)
+    before = state_of(model, optimizer, updates)
+    checkpoints.save(before, updates)  # once more, in the place of the first
+    kept = {name: whole(t).clone() for name, t in before["model"].items()}
+    step(model, optimizer)  # while it is written
+    checkpoints.flush()
+    group.agree(False)  # the first rank has written it
     for name, tensor in checkpoint.find_newest(folder).state["model"].items():
         assert torch.equal(tensor, kept[name]), name
     group.agree(False)

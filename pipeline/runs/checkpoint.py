@@ -1,47 +1,181 @@
 """The checkpoints of a run: saved in the background, the last few and the best of them kept.
 
+A checkpoint is one safetensors file. Its tensors are named by their paths in the state; its
+metadata has `format`, `state` (everything else, as JSON) and `sha256` over state and tensors.
+Nothing in it is unpickled or executed.
+
 Once the first is written, there is a complete one at every moment, whatever is killed. A save costs
-the training a copy of the state to the CPU, and a wait if the disk is slower than the training.
+the training a copy of the state to the CPU, and a wait if the disk is slower than the training; the
+checksum takes about 1 s a GiB in the background.
 """
 
 from __future__ import annotations
 
-import logging
+import hashlib
+import json
 import os
 import re
 import shutil
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from penstock.distributed.group import Group
-from penstock.files.disk import beside, prepare, sync_folder, writing
+from penstock.errors import ConfigError
+from penstock.files.disk import DiskError, beside, prepare, replacing, sync_folder, writing
 from penstock.files.limits import Count, PositiveFloat
-from penstock.runs import checkpoint_file
-from penstock.runs.checkpoint_file import load, save
-from penstock.runs.run_state import CheckpointError, NoCheckpointError, State, encode
 
-__all__ = [
-    "CheckpointError",
-    "Checkpoints",
-    "Newest",
-    "State",
-    "find",
-    "find_newest",
-    "has_checkpoint",
-    "load",
-    "save",
-]
+State = dict[str, Any]
 
 BEST = "best.safetensors"
+FORMAT = "2"
 
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 _NONE = "it holds no checkpoint; give the folder of a run, or one of its checkpoints"
 
-log = logging.getLogger(__name__)
+
+class CheckpointError(DiskError):
+    """A checkpoint cannot be used or written; the message names it and says what to do."""
+
+
+class NoCheckpointError(CheckpointError):
+    """There is no checkpoint where the configuration names one."""
+
+    exit_code = ConfigError.exit_code
+
+
+def encode(state: State, keeps: bool = True) -> tuple[str, dict[str, Tensor]]:
+    """The text of `state`, and copies of its tensors on the CPU by name.
+
+    Args:
+        state: nested dicts (keys text or int), lists and tuples of tensors, None, bool, int, float
+            and str. Tensors may be on any device and share memory. What is sharded is made whole.
+        keeps: whether this rank wants the tensors; if any is sharded, all ranks make this call.
+
+    Raises:
+        TypeError: the state holds something else; the message has its path.
+    """
+    tensors: dict[str, Tensor] = {}
+    return json.dumps(_encode(state, "", tensors, keeps)), tensors
+
+
+def _encode(value: Any, path: str, tensors: dict[str, Tensor], keeps: bool) -> Any:
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            raise TypeError(f"{path} is a tensor of {value.layout}, which a checkpoint cannot hold")
+        name = path.lstrip("/") or "state"
+        while name in tensors:  # {"a/b": ...} beside {"a": {"b": ...}}
+            name += "'"
+        part: Any = value.detach()
+        whole: Tensor = part.full_tensor() if hasattr(part, "full_tensor") else part
+        if keeps:
+            plain = whole.resolve_conj().resolve_neg()
+            tensors[name] = plain.to("cpu", copy=True, memory_format=torch.contiguous_format)
+        return {"$tensor": name}
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str | int) or isinstance(key, bool):
+                raise TypeError(f"{path} has the key {key!r}, which is neither text nor int")
+        pairs = [
+            [key, _encode(item, f"{path}/{key}", tensors, keeps)] for key, item in value.items()
+        ]
+        plain_keys = all(isinstance(key, str) and not key.startswith("$") for key in value)
+        return dict(pairs) if plain_keys else {"$pairs": pairs}
+    if isinstance(value, list | tuple):
+        items = [_encode(item, f"{path}/{at}", tensors, keeps) for at, item in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    if value is None or isinstance(value, bool | int | float | str):
+        return value  # also NaN and infinities, which Python's JSON knows
+    raise TypeError(f"{path} is a {type(value).__name__}, which a checkpoint cannot hold")
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    match value:
+        case {"$tensor": name}:
+            return tensors[name]
+        case {"$tuple": items}:
+            return tuple(_decode(items, tensors))
+        case {"$pairs": pairs}:
+            return {key: _decode(item, tensors) for key, item in pairs}
+        case dict():
+            return {key: _decode(item, tensors) for key, item in value.items()}
+    return value
+
+
+def save(path: Path, state: State) -> None:
+    """Write `state` to `path`, atomically.
+
+    Raises:
+        TypeError: the state holds what cannot be saved, see `encode`.
+        CheckpointError: it cannot be written.
+    """
+    write(path, *encode(state))
+
+
+def write(path: Path, text: str, tensors: dict[str, Tensor]) -> None:
+    """Write an encoded state, atomically; raises CheckpointError."""
+    metadata = {"format": FORMAT, "state": text, "sha256": _digest(text, tensors)}
+    with replacing(path, CheckpointError) as file:
+        try:
+            save_file(tensors, file.name, metadata)
+        except SafetensorError as error:
+            code = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(code[1]) if code else 0, str(error)) from error
+
+
+def load(path: Path) -> State:
+    """The state saved to `path`, with its tensors on the CPU.
+
+    Raises:
+        CheckpointError: no checkpoint, a damaged one, or one of another version.
+    """
+    try:
+        path.open("rb").close()  # says more than safe_open where this is not possible
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if "state" not in metadata:
+            raise CheckpointError(f"{path}: a safetensors file, but not a checkpoint of Penstock's")
+        if metadata.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{path}: written in format {metadata.get('format')!r:.20} by another version of "
+                f"Penstock; this one reads format {FORMAT}. Use that version"
+            )
+        if metadata.get("sha256") != _digest(metadata["state"], tensors):
+            raise CheckpointError(
+                f"{path}: the checkpoint is damaged: its contents do not match their checksum. "
+                "Use an earlier one"
+            )
+        return {**_decode(json.loads(metadata["state"]), tensors)}
+    except FileNotFoundError as error:
+        raise NoCheckpointError(f"{path}: there is no such checkpoint") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: the checkpoint is truncated or damaged, or no safetensors file ({error}). "
+            "Use an earlier one"
+        ) from error
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the state's text, and names, types, shapes and bytes of the tensors."""
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        if tensor.numel():  # torch has no view of nothing as bytes
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 class Checkpoints:
@@ -76,9 +210,9 @@ class Checkpoints:
         self.every_epochs, self.every_steps = every_epochs, every_steps
         self.every_minutes = every_minutes
         self._background = background
-        self._group = group or Group()
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._writes = group is None or group.is_first
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: Future[None] | None = None
         self._passing: Path | None = None
 
     def save(self, state: State, step: int, best: bool = False, passing: bool = False) -> Path:
@@ -92,70 +226,55 @@ class Checkpoints:
             TypeError: the state holds what cannot be saved.
             CheckpointError: it, or the previous one, cannot be written.
         """
-        self.flush()
-        text, tensors = encode(state)
+        self.flush()  # so that there are never two copies
         path = self.folder / f"step-{step:08d}.safetensors"
-        copies = checkpoint_file.copied(tensors, self._group.is_first)
-        if not self._group.is_first:
-            return path
-
-        def work() -> None:
-            try:
-                prepare(self.folder, CheckpointError, idle=0)
-                checkpoint_file.write_file(path, text, copies)
-                self._settle(path, step, best)
-                self._passing = path if passing else None
-            except BaseException as error:
-                self._failure = error
-
-        if self._background:  # with other ranks, one that died would keep this process from ending
-            self._thread = threading.Thread(
-                target=work, name="checkpoint", daemon=not self._group.alone
-            )
-            self._thread.start()
-        else:
-            work()
+        text, tensors = encode(state, self._writes)
+        if self._writes:
+            self._saving = self._thread.submit(self._save, path, text, tensors, best, passing)
+        if not self._background:
             self.flush()
         return path
 
-    def flush(self) -> None:
-        """Wait until what was saved is on the disk; raises the error of its writing."""
-        self._wait()
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    def __enter__(self) -> Checkpoints:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+    def _save(
+        self, path: Path, text: str, tensors: dict[str, Tensor], best: bool, passing: bool
     ) -> None:
-        try:
-            self.flush()
-        except CheckpointError as failure:
-            if error is None:
-                raise
-            log.error("%s", failure)  # beside the other error
+        prepare(self.folder, CheckpointError, idle=0)
+        write(path, text, tensors)
+        if best:
+            _link(path, self.folder / BEST)
+        # Those of later steps are of a run that was resumed from an earlier one, and not in count.
+        known = [file for file in _numbered(self.folder) if steps_of(file) <= steps_of(path)]
+        passed = [file for file in known if file == self._passing != path]
+        old = [file for file in known if file not in passed][: -self.keep_last]
+        for file in [*passed, *old]:
+            with suppress(OSError):  # then the next save tries again
+                file.unlink()
+        self._passing = path if passing else None
+
+    def flush(self) -> None:
+        """Wait until what was saved is on the disk; raises the error of its writing, once."""
+        self._wait()
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def _wait(self) -> None:
+        if self._saving is not None:
+            wait([self._saving])
 
     def saved(self) -> list[Path]:
         """The last ones, oldest first; waits for the one that is being written."""
         self._wait()
-        return sorted(_numbered(self.folder), key=_number)
+        return _numbered(self.folder)
 
     def latest(self) -> int:
         """Optimizer steps of the newest one; 0 without any."""
-        return max(map(_number, self.saved()), default=0)
+        return max(map(steps_of, self.saved()), default=0)
 
     def best(self) -> Path | None:
         """The best one, or else the last one; waits for the one that is being written."""
-        self._wait()
-        if (best := self.folder / BEST).exists():
-            return best
-        return next(reversed(self.saved()), None)
+        saved, best = self.saved(), self.folder / BEST
+        return best if best.exists() else next(reversed(saved), None)
 
     def set_aside_after(self, step: int) -> list[Path]:
         """Rename those of a later step, so that no run resumes from them; returns the new names.
@@ -163,34 +282,11 @@ class Checkpoints:
         For a run that resumes from `step`: later ones are damaged or of an abandoned branch. So
         none of them stays the best.
         """
-        moved = []
-        for path in self.saved():
-            if _number(path) > step:
-                best = self.folder / BEST
-                if best.exists() and best.samefile(path):
-                    best.unlink()
-                name, number = path.with_name(f"set-aside-{path.name}"), 1
-                while name.exists():
-                    number += 1
-                    name = path.with_name(f"set-aside-{number}-{path.name}")
-                moved.append(path.rename(name))
-        return moved
-
-    def _wait(self) -> None:
-        if self._thread not in (None, threading.current_thread()):
-            self._thread.join()
-            self._thread = None
-
-    def _settle(self, path: Path, step: int, best: bool) -> None:
-        """After `path` is on the disk: link the best, delete old ones."""
-        if best:
-            _link(path, self.folder)
-        known = [file for file in self.saved() if _number(file) <= step]
-        replaced = [file for file in known if file == self._passing != path]
-        old = [file for file in known if file not in replaced][: -self.keep_last]
-        for file in [*replaced, *old]:
-            with suppress(OSError):  # then the next save tries again
-                file.unlink()
+        later = [path for path in self.saved() if steps_of(path) > step]
+        best = self.folder / BEST
+        if best.exists() and any(best.samefile(path) for path in later):
+            best.unlink()
+        return [path.replace(path.with_name(f"set-aside-{path.name}")) for path in later]
 
 
 def find(path: Path) -> Path:
@@ -199,9 +295,7 @@ def find(path: Path) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    if path.is_file():
-        return path
-    best = Checkpoints(_folder_of(path)).best()
+    best = path if path.is_file() else Checkpoints(_folder_of(path)).best()
     if best is None:
         raise NoCheckpointError(f"{path}: {_NONE}")
     return best
@@ -246,8 +340,8 @@ def find_newest(path: Path) -> Newest:
 def _newest_first(path: Path) -> Iterator[Path]:
     """All checkpoints, each once. The best is last: if it is not among the others, it is older."""
     folder = _folder_of(path)
-    numbered = sorted(_numbered(folder), key=_number, reverse=True)
-    yield from numbered
+    numbered = _numbered(folder)
+    yield from reversed(numbered)
     best = folder / BEST
     if best.exists() and not any(best.samefile(file) for file in numbered if file.exists()):
         yield best
@@ -259,29 +353,22 @@ def _folder_of(path: Path) -> Path:
     return inner if inner.is_dir() else path
 
 
-def _numbered(folder: Path) -> Iterator[Path]:
-    """The checkpoints of a folder that have a step in their names."""
-    if folder.is_dir():
-        yield from (path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+def _numbered(folder: Path) -> list[Path]:
+    """The checkpoints of a folder that have a step in their names, by step."""
+    named = (path for path in folder.glob("step-*") if _NAME.fullmatch(path.name))
+    return sorted(named, key=steps_of)
 
 
-def _number(path: Path) -> int:
-    """The optimizer steps of one that has them in its name."""
+def steps_of(path: Path) -> int:
+    """The optimizer steps in a checkpoint's name; 0 if it has none."""
     match = _NAME.fullmatch(path.name)
-    assert match, path
-    return int(match[1])
+    return int(match[1]) if match else 0
 
 
-def steps_of(path: Path) -> int | None:
-    """The number of optimizer steps in a checkpoint's name; None if it has none."""
-    return _number(path) if _NAME.fullmatch(path.name) else None
-
-
-def _link(path: Path, folder: Path) -> None:
+def _link(path: Path, best: Path) -> None:
     """Make `path` the best one, atomically, by a hard link, which outlives the first name, or a
     copy on a file system without hard links.
     """
-    best = folder / BEST
     hidden = beside(best)
     with writing(best, CheckpointError):
         try:
@@ -289,4 +376,4 @@ def _link(path: Path, folder: Path) -> None:
         except OSError:
             shutil.copyfile(path, hidden)
         hidden.replace(best)
-        sync_folder(folder)
+        sync_folder(best.parent)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from penstock.errors import PenstockError
-from penstock.runs import checkpoint, checkpoint_file
+from penstock.runs import checkpoint
 from penstock.runs.checkpoint import CheckpointError, Checkpoints
 from tests import shard_files, warm
 
@@ -111,14 +111,6 @@ def test_conjugate_view_is_not_taken_for_its_base(tmp_path: Path) -> None:
     assert back["conj"].item() == 1 - 2j
 
 
-def test_tied_weights_are_written_once(tmp_path: Path) -> None:
-    weight = torch.randn(1000)
-    checkpoint.save(tmp_path / "one", {"a": weight})
-    checkpoint.save(tmp_path / "two", {"a": weight, "b": weight.detach()})
-    assert (tmp_path / "two").stat().st_size < (tmp_path / "one").stat().st_size + 500
-    assert torch.equal(checkpoint.load(tmp_path / "two")["b"], weight)
-
-
 def test_paths_that_collide_stay_apart(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "a", {"a/b": torch.tensor(1), "a": {"b": torch.tensor(2)}})
     back = checkpoint.load(tmp_path / "a")
@@ -150,7 +142,7 @@ def test_optimizer_and_scheduler_go_on_as_before(tmp_path: Path) -> None:
         (object(), "model/x is a object, which a checkpoint cannot hold"),
         ({1.5: 0}, "model/x has the key 1.5"),
         ({True: 0}, "model/x has the key True"),
-        (torch.eye(2).to_sparse(), "model/x is a tensor without plain data"),
+        (torch.eye(2).to_sparse(), "model/x is a tensor of torch.sparse_coo"),
     ],
 )
 def test_what_cannot_be_saved_is_named(tmp_path: Path, value: object, message: str) -> None:
@@ -200,11 +192,11 @@ def with_format(data: bytes, version: str) -> bytes:
     return struct.pack("<Q", len(text)) + text + data[8 + size :]
 
 
-def test_newer_version_is_refused(tmp_path: Path) -> None:
+def test_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     checkpoint.save(path, small_state())
-    path.write_bytes(with_format(path.read_bytes(), "2"))
-    with pytest.raises(PenstockError, match=r"format 2 by a newer Penstock.*Update"):
+    path.write_bytes(with_format(path.read_bytes(), "9"))
+    with pytest.raises(PenstockError, match=r"format '9' by another version of Penstock"):
         checkpoint.load(path)
 
 
@@ -219,7 +211,7 @@ def test_pickles_are_refused_unread(tmp_path: Path) -> None:
     torch.save({"x": Bomb()}, tmp_path / "torch.pt")
     (tmp_path / "plain.pkl").write_bytes(pickle.dumps(Bomb()))
     for name in ("torch.pt", "plain.pkl"):
-        with pytest.raises(PenstockError, match=f"{name}: this is a pickle.*does not"):
+        with pytest.raises(PenstockError, match=f"{name}: the checkpoint is .*no safetensors file"):
             checkpoint.load(tmp_path / name)
     assert not Bomb.exploded
 
@@ -230,7 +222,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         checkpoint.load(tmp_path / "weights.safetensors")
     with pytest.raises(PenstockError, match="there is no such checkpoint"):
         checkpoint.load(tmp_path / "absent")
-    with pytest.raises(PenstockError, match="this is a folder"):
+    with pytest.raises(PenstockError, match="Is a directory"):
         checkpoint.load(tmp_path)
 
 
@@ -283,7 +275,9 @@ def test_pickles_under_other_names_are_refused_unread(tmp_path: Path) -> None:
     folder.mkdir()
     torch.save({"x": Bomb()}, folder / "step-00000002.safetensors")
     (folder / "step-00000003.safetensors").write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(CheckpointError, match=r"none of its checkpoints(.|\n)*pickle(.|\n)*pickle"):
+    with pytest.raises(
+        CheckpointError, match=r"none of its checkpoints(.|\n)*damaged(.|\n)*damaged"
+    ):
         checkpoint.find_newest(tmp_path)
     Checkpoints(folder, keep_last=9).save({"x": 1}, 1)
     assert checkpoint.find_newest(tmp_path).state == {"x": 1}
@@ -292,7 +286,7 @@ def test_pickles_under_other_names_are_refused_unread(tmp_path: Path) -> None:
 
 def forged(path: Path, state: str) -> None:
     """A file with a valid checksum over a state's text of somebody's own."""
-    checkpoint_file.write_file(
+    checkpoint.write(
         path, state, {"bomb": torch.frombuffer(bytearray(pickle.dumps(Bomb())), dtype=torch.uint8)}
     )
 
@@ -311,23 +305,17 @@ def test_nothing_in_a_forged_state_is_called(tmp_path: Path) -> None:
     "state",
     [
         '{"x": {"$tensor": "os.system"}}',
-        '{"x": {"$float": "os"}}',
-        '{"x": {"$dict": 3}}',
+        '{"x": {"$pairs": 3}}',
         "{",
         '{"x": {"$tuple": 3}}',
-        '{"x": {"$dict": [[[], 1]]}}',
+        '{"x": {"$pairs": [[[], 1]]}}',
         "[" * 100_000,
     ],
 )
 def test_a_forged_state_that_means_nothing_is_damaged(tmp_path: Path, state: str) -> None:
     forged(tmp_path / "a", state)
-    with pytest.raises(CheckpointError, match="damaged: its state cannot be read"):
+    with pytest.raises(CheckpointError, match="damaged"):
         checkpoint.load(tmp_path / "a")
-
-
-def test_types_that_no_file_can_hold_are_named(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"model/w is a tensor of torch.complex128"):
-        checkpoint.save(tmp_path / "a", {"model": {"w": torch.zeros(2, dtype=torch.complex128)}})
 
 
 def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
@@ -341,11 +329,11 @@ def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
 def test_a_state_may_change_as_soon_as_it_was_saved(tmp_path: Path, background: bool) -> None:
     weights = torch.zeros(1_000_000)
     state = {"w": weights, "history": [1]}
-    with Checkpoints(tmp_path, keep_last=3, background=background) as kept:
-        for step in range(3):
-            kept.save(state, step)
-            weights += 1
-            state["history"].append(step)  # type: ignore[union-attr]
+    kept = Checkpoints(tmp_path, keep_last=3, background=background)
+    for step in range(3):
+        kept.save(state, step)
+        weights += 1
+        state["history"].append(step)  # type: ignore[union-attr]
     for step, path in enumerate(kept.saved()):
         back = checkpoint.load(path)
         assert back["w"].unique().tolist() == [step]
@@ -355,7 +343,7 @@ def test_a_state_may_change_as_soon_as_it_was_saved(tmp_path: Path, background: 
 def test_a_save_in_the_background_waits_for_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, begun, running = checkpoint_file.write_file, threading.Event(), []
+    write, begun, running = checkpoint.write, threading.Event(), []
 
     def slow(path: Path, *what: Any) -> None:
         running.append(path)
@@ -364,7 +352,7 @@ def test_a_save_in_the_background_waits_for_the_one_before(
         write(path, *what)
         running.remove(path)
 
-    monkeypatch.setattr(checkpoint_file, "write_file", slow)
+    monkeypatch.setattr(checkpoint, "write", slow)
     kept = Checkpoints(tmp_path, keep_last=5, background=True)
     kept.save({}, 1)
     assert not list(tmp_path.glob("step-*"))  # this thread went on
@@ -397,14 +385,6 @@ def test_an_error_in_the_background_is_that_of_the_next_save(tmp_path: Path) -> 
 def test_an_error_in_the_background_is_that_of_closing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-00000002.* cannot be written"):
         failing(tmp_path).flush()
-
-
-def test_an_error_while_closing_does_not_hide_another(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(ZeroDivisionError), failing(tmp_path):
-        _ = 1 / 0
-    assert "step-00000002" in caplog.text
 
 
 def test_old_ones_go_only_when_the_new_one_is_there(tmp_path: Path) -> None:
@@ -456,7 +436,7 @@ def test_the_newest_good_one_is_found(tmp_path: Path) -> None:
     os.truncate(paths[1], 0)
     paths[0].write_bytes(with_format(paths[0].read_bytes(), "9"))
     with pytest.raises(
-        CheckpointError, match=r"none of its checkpoints(.|\n)*step-00000001.*newer"
+        CheckpointError, match=r"none of its checkpoints(.|\n)*step-00000001.*another version"
     ):
         checkpoint.find_newest(tmp_path / "checkpoints")
     with pytest.raises(CheckpointError, match="truncated"):  # and one that is named is an error
@@ -515,46 +495,17 @@ def test_how_far_the_last_ones_are(tmp_path: Path) -> None:
     assert checkpoint.steps_of(tmp_path / "best.safetensors") is None
 
 
-def test_several_are_set_aside_under_names_of_their_own(tmp_path: Path) -> None:
-    kept = Checkpoints(tmp_path)
-    names = []
-    for _ in range(4):
-        kept.save({}, 5)
-        names += [path.name for path in kept.set_aside_after(4)]
-    name = "step-00000005.safetensors"
-    aside = ["set-aside", "set-aside-2", "set-aside-3", "set-aside-4"]
-    assert names == [f"{first}-{name}" for first in aside]
-    assert kept.saved() == []
-
-
-def test_the_thread_of_a_save_keeps_a_process_alone_from_ending(tmp_path: Path) -> None:
-    begin = threading.Event()
-    kept = Checkpoints(tmp_path / "c", background=True)
-    settle, kept._settle = kept._settle, lambda *words: begin.wait(60) and settle(*words)
-    kept.save({}, 1)
-    assert kept._thread is not None
-    assert not kept._thread.daemon
-    begin.set()
-    kept.flush()
-
-
-def test_a_failed_save_does_not_hide_another_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "c").write_text("no folder")
-
-    def train(error: Exception | None) -> None:
-        with Checkpoints(tmp_path / "c", background=True) as kept:
-            kept.save({}, 1)
-            if error is not None:
-                raise error
-
-    with pytest.raises(CheckpointError, match=str(tmp_path)):
-        train(None)
-    assert caplog.text == ""
-    with pytest.raises(ValueError, match="of the training"):
-        train(ValueError("of the training"))
-    assert str(tmp_path) in caplog.text
+def test_bytes_that_the_file_system_does_not_store_are_no_damage(tmp_path: Path) -> None:
+    """A file of zeros that lies on the disk compressed, or with a hole, is a whole one."""
+    path = Checkpoints(tmp_path).save({"w": torch.zeros(40 << 20)}, 1)
+    data, hole = path.read_bytes(), tmp_path / "hole"
+    head = len(data) - (160 << 20)
+    with hole.open("wb") as file:
+        file.write(data[:head])
+        file.truncate(len(data))
+    hole.replace(path)
+    assert path.stat().st_blocks * 512 * 16 < len(data)
+    assert not checkpoint.find_newest(tmp_path).state["w"].any()
 
 
 @pytest.fixture(scope="module")

@@ -26,10 +26,9 @@ from torch import Tensor
 from penstock.config.identity import effect_of, leaves
 from penstock.config.schema import TASK_KEYS, Config, Effect
 from penstock.errors import PenstockError
-from penstock.runs.checkpoint import find_newest, has_checkpoint
+from penstock.runs.checkpoint import encode, find_newest, has_checkpoint
 from penstock.runs.manifest import same_data
 from penstock.runs.record import DIGESTS, LEDGER, RunRecord, by_address, skipped_in, two_runs
-from penstock.runs.run_state import encode
 from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, put, watched
 
