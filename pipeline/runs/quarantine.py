@@ -15,7 +15,7 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import astuple
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,77 @@ from penstock.files.disk import append, writing
 from penstock.loading.bad_samples import BadSamples, LeftOut, OnError, path_of
 from penstock.loading.facts import SomeRows, unfiltered, unfiltered_fingerprint
 from penstock.order.plan import Plan, StreamPlan
-from penstock.runs.left_out import (
-    COLUMNS,
-    KEY,
-    NAME,
-    Entry,
-    normal,
-    read,
-    whole,
-    written,
-)
+
+NAME = "quarantine.csv"
+KEY = "bad_samples.quarantine"
 
 _NAMED = 5  # samples reported by name
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of a quarantine.csv; `dataset` is a fingerprint."""
+
+    split: str
+    index: int
+    path: str
+    epoch: int
+    step: int
+    position: int
+    cause: str
+    dataset: str
+
+    @property
+    def sample(self) -> tuple[str, str | int]:
+        """The identity of the sample: its file, or split and index."""
+        return ("", normal(self.path)) if self.path else (self.split, self.index)
+
+
+COLUMNS = tuple(column.name for column in fields(Entry))
+
+
+def read(path: str | Path) -> list[Entry]:
+    """The lines of a quarantine.csv, without a last one that a crash cut off.
+
+    Raises:
+        ConfigError: there is no such file, or it is something else.
+    """
+    found: list[Entry] = []
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        reason = f"{str(path)!r} cannot be read: {error.strerror or error}"
+        raise ConfigError(Problem(KEY, reason)) from error
+    text = content[: whole(content)].decode(errors="replace")
+    lines = csv.reader(io.StringIO(text, newline=""))
+    try:
+        header = next(lines, COLUMNS)
+        if tuple(header) != COLUMNS:
+            has, expected = ", ".join(header)[:300], ", ".join(COLUMNS)
+            reason = f"is not the {NAME} of a run: its columns are {has}; expected {expected}"
+            raise ConfigError(Problem(KEY, f"{str(path)!r} {reason}"))
+        for split, index, file, epoch, step, position, cause, dataset in lines:
+            address = int(epoch), int(step), int(position)
+            found.append(Entry(split, int(index), file, *address, cause, dataset))
+    except (ValueError, csv.Error) as error:
+        reason = f"{str(path)!r}, line {lines.line_num}: {error}"
+        raise ConfigError(Problem(KEY, reason)) from error
+    return found
+
+
+def whole(content: bytes) -> int:
+    """The length of the whole lines of a file; a crash may have cut off the last one."""
+    return content.rfind(b"\n") + 1
+
+
+def normal(path: str) -> str:
+    """The absolute path; an address stays as it is."""
+    return written(path if "://" in path else os.path.abspath(path))  # noqa: PTH100  (asks no disk)
+
+
+def written(text: str) -> str:
+    """`text` as UTF-8 can encode it: file names may have bytes that are not."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def entries(left_out: Iterable[LeftOut], split: str, dataset: str) -> list[Entry]:

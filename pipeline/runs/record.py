@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,10 @@ from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.data import records
 from penstock.files.locks import is_locked
 from penstock.order.address import Address, Skipped
-from penstock.runs import left_out
 from penstock.runs.manifest import read_config, read_manifest
+
+if TYPE_CHECKING:
+    from penstock.runs.quarantine import Entry
 
 LEDGER, DIGESTS, METRICS, HOLDER = "ledger.jsonl", "digests.jsonl", "metrics.jsonl", "holder.json"
 
@@ -138,10 +140,12 @@ class RunRecord:
         return read_ledger(path) if path.exists() else None
 
     @cached_property
-    def left_out(self) -> list[left_out.Entry]:
+    def left_out(self) -> list[Entry]:
         """The samples that the run left out: the lines of its quarantine.csv."""
-        path = self.path / left_out.NAME
-        return left_out.read(path) if path.exists() else []
+        from penstock.runs import quarantine  # with torch
+
+        path = self.path / quarantine.NAME
+        return quarantine.read(path) if path.exists() else []
 
 
 def read_ledger(path: Path) -> Ledger:

@@ -24,7 +24,7 @@ from penstock.loading.batch import Batch
 from penstock.loading.facts import unfiltered_fingerprint
 from penstock.loading.loader import Loader
 from penstock.order.address import Address, Skipped
-from penstock.runs.left_out import NAME as QUARANTINE
+from penstock.runs.quarantine import NAME as QUARANTINE
 from penstock.runs.quarantine import QuarantineFile, entries, notes
 from penstock.runs.run_folder import RunFolder
 from penstock.terminal import progress, say

@@ -18,7 +18,7 @@ import yaml
 from penstock.addons.reports import report, sections, verdict
 from penstock.addons.reports.charts import MOST_POINTS, Curve, Mark, chart
 from penstock.addons.reports.values import numeral
-from penstock.runs.left_out import COLUMNS, Entry
+from penstock.runs.quarantine import COLUMNS, Entry
 from penstock.runs.record import Ledger, RunRecord
 from tests.program import ROOT, run
 from tests.reports.conftest import SMALL

@@ -11,8 +11,7 @@ import pytest
 import penstock
 from penstock.errors import ConfigError, PenstockError
 from penstock.order.address import Skipped
-from penstock.runs.left_out import Entry
-from penstock.runs.quarantine import QuarantineFile
+from penstock.runs.quarantine import Entry, QuarantineFile
 from penstock.runs.record import RunRecord, find, read_ledger, skipped_in
 from tests.program import run
 

@@ -28,7 +28,7 @@ from penstock.loading.facts import SomeRows, own_row, table_of, unfiltered, unfi
 from penstock.order.address import Address
 from penstock.order.keys import sample_keys
 from penstock.order.plan import Plan
-from penstock.runs import left_out
+from penstock.runs import quarantine
 from penstock.runs.quarantine import known_rows
 from penstock.runs.record import RunRecord
 from penstock.runs.resumption import run_of
@@ -110,7 +110,7 @@ class _Listing:
         if record is not None:
             if record.manifest.get("data", {}).get(split.name) != fingerprint:
                 say(f"WARNING: the data is not that of {record.path}")
-            lists += map(str, record.path.glob(left_out.NAME))
+            lists += map(str, record.path.glob(quarantine.NAME))
         own = unfiltered_fingerprint(self.dataset, fingerprint)
         self.causes: dict[int, str] = {}
         for path in filter(None, lists):
