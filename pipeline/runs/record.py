@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.runs.quarantine import Entry
 
 LEDGER, DIGESTS, METRICS, HOLDER = "ledger.jsonl", "digests.jsonl", "metrics.jsonl", "holder.json"
+QUARANTINE = "quarantine.csv"
 
 Record = dict[str, Any]
 
@@ -142,10 +143,12 @@ class RunRecord:
     @cached_property
     def left_out(self) -> list[Entry]:
         """The samples that the run left out: the lines of its quarantine.csv."""
-        from penstock.runs import quarantine  # with torch
+        path = self.path / QUARANTINE
+        if not path.exists():
+            return []
+        from penstock.runs.quarantine import read  # with torch, which most reports do without
 
-        path = self.path / quarantine.NAME
-        return quarantine.read(path) if path.exists() else []
+        return read(path)
 
 
 def read_ledger(path: Path) -> Ledger:
@@ -154,7 +157,8 @@ def read_ledger(path: Path) -> Ledger:
     Raises:
         PenstockError: a line is broken, or the addresses don't increase.
     """
-    epoch, step, samples, order, loss = (array(code) for code in "qqqQd")
+    epoch, step, samples, order = (array(code) for code in "qqqQ")
+    loss = array("d")
     for address, line in by_address(path):
         epoch.append(address.epoch)
         step.append(address.step)
