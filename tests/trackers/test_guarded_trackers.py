@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.addons.trackers import observing
-from penstock.addons.trackers.observing import Tracked, Trackers, start
+from penstock.addons.trackers.observing import Guarded, Tracked, start
 from penstock.addons.trackers.tensorboard import TensorBoard
 from penstock.addons.trackers.tracker import TrackedRun, Tracker, points
 from penstock.errors import ConfigError, Problem
@@ -93,17 +93,21 @@ class Keeping:
         self.calls.append("close")
 
 
-def use(trackers, tmp_path):
-    trackers.log({"train/loss": 1.0}, 1)
-    trackers.picture("curves", tmp_path / "curves.png", 1)
-    trackers.close("done", [Path(__file__), tmp_path / "missing"])
+def sender(makers, folder):
+    """The observer that sends to trackers by their constructors."""
+    history = SimpleNamespace(history=[{"step": 1}])
+    fit = SimpleNamespace(folder=SimpleNamespace(path=folder), result=history)
+    return Tracked([Guarded(key, make) for key, make in makers.items()], fit)
 
 
 @pytest.mark.parametrize("at", ["made", "start", "log", "picture", "file", "close", "log+close"])
 def test_a_failure_is_one_warning_and_others_go_on(at, tmp_path, capsys):
     kept = Keeping()
-    trackers = Trackers({"tracker.bad": lambda: Failing(at), "tracker.good": lambda: kept})
-    use(trackers, tmp_path)
+    (tmp_path / "config.yaml").touch()
+    sent = sender({"tracker.bad": lambda: Failing(at), "tracker.good": lambda: kept}, tmp_path)
+    sent.on_log({"train/loss": 1.0, "step": 1})
+    sent.on_file("curves", tmp_path / "curves.png")
+    sent.on_close("done")
     assert kept.calls == [("log", {"train/loss": 1.0}, 1), ("picture", "curves", 1), "close"]
     said = capsys.readouterr().err
     assert said.count("WARNING") == 1
@@ -114,13 +118,13 @@ def test_one_that_hangs_costs_a_bounded_time(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(observing.END_SECONDS, "done", 0.3)
     monkeypatch.setattr(observing, "MOST_WAITING", 3)
     hanging, kept = Hanging(), Keeping()
-    trackers = Trackers({"tracker.bad": lambda: hanging, "tracker.good": lambda: kept})
+    sent = sender({"tracker.bad": lambda: hanging, "tracker.good": lambda: kept}, tmp_path)
     began = time.monotonic()
     for step in range(50):
-        trackers.log({"lr": 0.1}, step)
+        sent.on_log({"lr": 0.1, "step": step})
         while len(kept.calls) <= step:  # it has no more room either
             time.sleep(0.001)
-    trackers.close()
+    sent.on_close("done")
     assert 0.3 <= time.monotonic() - began < 60
     assert len(kept.calls) == 51
     hanging.released.set()
@@ -129,23 +133,12 @@ def test_one_that_hangs_costs_a_bounded_time(tmp_path, capsys, monkeypatch):
     assert "tracker.bad: it hangs, with 3 calls waiting" in said
 
 
-def test_a_slow_constructor_does_not_hold_up_the_run(monkeypatch, capsys):
-    monkeypatch.setattr(observing, "READY_SECONDS", 0.05)
-    kept, ready = Keeping(), threading.Event()
-    trackers = Trackers({"tracker.slow": lambda: ready.wait() and kept})
-    trackers.log({"lr": 1.0}, 1)
-    ready.set()
-    trackers.close()
-    assert kept.calls == [("log", {"lr": 1.0}, 1), "close"]
-    assert capsys.readouterr().err == ""
-
-
-def test_what_a_constructor_refuses_is_an_error_of_the_configuration():
+def test_what_a_constructor_refuses_is_an_error_of_the_configuration(tmp_path):
     def make():
         raise ConfigError(Problem("tracker.x.uri", "is wrong"))
 
     with pytest.raises(ConfigError, match=r"tracker\.x\.uri: is wrong"):
-        Trackers({"tracker.x": make})
+        sender({"tracker.x": make}, tmp_path)
 
 
 @pytest.fixture
@@ -198,7 +191,6 @@ def test_tensorboard_keeps_pictures_and_the_configuration(tmp_path):
     board.start()
     board.picture("curves", tmp_path / "picture.png", step=6)
     board.close()
-    board.close()
     events = EventAccumulator(str(tmp_path / "board"), {"images": 0})
     events.Reload()
     image = events.Images("curves")[0]
@@ -226,7 +218,9 @@ def test_trackers_get_their_folder(tmp_path, monkeypatch):
     told = TrackedRun(tmp_path, {}, {})
 
     def close(tracker):
-        start(penstock.compose(tracker).tracker, tmp_path, told).close()
+        for guarded in start(penstock.compose(tracker).tracker, tmp_path, told):
+            guarded.call("close")
+            guarded.wait(300)
 
     close("tracker=[tensorboard,none]")
     assert [path.name for path in tmp_path.iterdir()] == ["tensorboard"]
@@ -235,24 +229,17 @@ def test_trackers_get_their_folder(tmp_path, monkeypatch):
     close("tracker=[]")
 
 
-def test_records_of_a_fit_go_to_the_trackers():
-    sent = []
-
-    class Recorder:
-        def log(self, metrics, step):
-            sent.append((step, dict(metrics)))
-
-        def picture(self, name, path, step):
-            sent.append((step, name))
-
-    fit = SimpleNamespace(result=SimpleNamespace(history=[{"step": 8}]))
-    sender = Tracked(Recorder(), fit)
-    sender.on_log({"epoch": 0, "step": 5, "train/loss": 0.5})
-    sender.on_epoch_end({"epoch": 0, "step": 8, "train/loss": 0.4, "val/nme": 0.1})
-    sender.on_file("curves", Path("curves.png"))
-    sender.on_file("run", Path("run"))
-    assert sent == [
-        (5, {"train/epoch": 0, "train/loss": 0.5}),
-        (8, {"epoch/train/loss": 0.4, "val/nme": 0.1}),
-        (8, "curves"),
+def test_records_of_a_fit_go_to_the_trackers(tmp_path):
+    kept = Keeping()
+    sent = sender({"tracker.good": lambda: kept}, tmp_path)
+    sent.on_log({"epoch": 0, "step": 5, "train/loss": 0.5})
+    sent.on_epoch_end({"epoch": 0, "step": 8, "train/loss": 0.4, "val/nme": 0.1})
+    sent.on_file("curves", Path("curves.png"))
+    sent.on_file("run", Path("run"))
+    sent.on_close("done")
+    assert kept.calls == [
+        ("log", {"train/epoch": 0, "train/loss": 0.5}, 5),
+        ("log", {"epoch/train/loss": 0.4, "val/nme": 0.1}, 8),
+        ("picture", "curves", 1),
+        "close",
     ]

@@ -78,7 +78,7 @@ def test_one_of_ones_own_takes_the_place_of_all(tmp_path):
         (["tracker=tensorboard", "tracker.tensorboard.flush=1"], "flush_seconds"),
         (["tracker=tensorboard", "+tracker.tensorboard.x=1"], "x"),
         (
-            ["+tracker.own={_target_: penstock.addons.trackers.observing.Trackers}"],
+            ["+tracker.own={_target_: penstock.addons.trackers.observing.Guarded}"],
             "so it is not called",
         ),
         (["+tracker.own=3"], "valid dictionary"),

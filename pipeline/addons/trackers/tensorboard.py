@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,40 +19,34 @@ require("tensorboard")
 class TensorBoard(Tracker):
     """Event files for `tensorboard --logdir`.
 
-    A resumed run writes another file, which makes TensorBoard discard events at or after the step
-    at which it resumes.
+    A resumed run writes another file, which makes TensorBoard discard events after the step at
+    which it resumes.
 
     Args:
-        flush_seconds: how long events may wait in memory.
+        flush_seconds: how long events may wait in memory, where a kill loses them.
     """
 
+    _writer: SummaryWriter
+
     def __init__(self, folder: str | Path, run: TrackedRun, flush_seconds: int = 30) -> None:
-        self.folder = Path(folder)
-        self.run = run
-        self.flush_seconds = flush_seconds
-        self._writer: SummaryWriter | None = None
+        self.folder, self.run, self.flush_seconds = Path(folder), run, flush_seconds
 
     def start(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         resumed = self.run.resumed
-        first = not any(self.folder.glob("events.out.tfevents.*"))
-        since = 0 if first or resumed is None else resumed
+        purge = None if resumed is None else resumed + 1  # the step itself was logged before
         self._writer = SummaryWriter(
-            str(self.folder), purge_step=since or None, flush_secs=self.flush_seconds
+            str(self.folder), purge_step=purge, flush_secs=self.flush_seconds
         )
-        if first:
+        if resumed is None:
             text = yaml.safe_dump(dict(self.run.config), sort_keys=False, allow_unicode=True)
-            indented = "".join(f"    {line}\n" for line in text.splitlines())
-            self._writer.add_text("configuration", indented, 0)  # indented: code in Markdown
-        for metrics, step in self.run.before:
-            if step >= since:
-                self.log(metrics, step)
+            # Indented: code in Markdown.
+            self._writer.add_text("configuration", textwrap.indent(text, "    "), 0)
 
     def log(self, metrics: Points, step: int) -> None:
-        if self._writer is not None:
-            for name, value in metrics.items():
-                self._writer.add_scalar(name, value, step)
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
 
     def picture(self, name: str, path: Path, step: int) -> None:
         import numpy as np
@@ -59,10 +54,7 @@ class TensorBoard(Tracker):
 
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("RGB"))
-        if self._writer is not None:
-            self._writer.add_image(name, pixels, step, dataformats="HWC")
+        self._writer.add_image(name, pixels, step, dataformats="HWC")
 
     def close(self, ending: str = "done") -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._writer.close()

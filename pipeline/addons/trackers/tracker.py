@@ -6,8 +6,7 @@ arguments of its node, and with `folder` and `run` if it takes these.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,9 +27,6 @@ class TrackedRun:
         manifest: as in manifest.json, at the start of this session.
         sweep: the folder of the sweep that the run is a job of.
         resumed: optimizer steps at which this session continues the run; None for a new run.
-        before: the points of the run so far, and their steps.
-        altered: whether it continues with other settings (resume_despite), so that steps that are
-            taken again may give other numbers.
     """
 
     folder: Path
@@ -38,8 +34,6 @@ class TrackedRun:
     manifest: Mapping[str, Any]
     sweep: Path | None = None
     resumed: int | None = None
-    before: Sequence[tuple[Points, int]] = ()
-    altered: bool = False
 
     @property
     def id(self) -> str:
@@ -50,28 +44,6 @@ class TrackedRun:
     def name(self) -> str:
         """The last two parts of the folder, e.g. 2026-11-22/07-31-11."""
         return "/".join(self.folder.absolute().parts[-2:])
-
-
-def measured(folder: Path) -> list[tuple[Points, int]]:
-    """The points in a run's metrics.jsonl, and their steps, by step.
-
-    Raises:
-        PenstockError: the file is damaged.
-    """
-    from penstock.runs.record import RunRecord
-
-    record = RunRecord.read(folder, "resume")
-    lines = sorted([*record.logs, *record.epochs], key=lambda line: int(line["step"]))
-    return [
-        (
-            points(
-                str(line["event"]),
-                {name: math.nan if value is None else value for name, value in line.items()},
-            ),
-            int(line["step"]),
-        )
-        for line in lines
-    ]
 
 
 def points(event: str, record: Mapping[str, Any]) -> Points:

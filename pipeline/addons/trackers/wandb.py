@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,8 @@ class WandB(Tracker):
         base_url: of a server of your own; None: WANDB_BASE_URL, or W&B's.
     """
 
+    _client: Run
+
     def __init__(
         self,
         folder: str | Path,
@@ -60,9 +61,6 @@ class WandB(Tracker):
         self.settings: dict[str, Any] = {"mode": mode or os.environ.get("WANDB_MODE") or "online"}
         if base_url is not None:
             self.settings["base_url"] = base_url
-        self._client: Run | None = None
-        self._row: dict[str, Any] = {}  # of the last step, handed over with the next; one row each
-        self._step = -1
 
     def start(self) -> None:
         import wandb
@@ -91,34 +89,17 @@ class WandB(Tracker):
                 **self.settings,
             ),
         )
-        for path in Path(self._client.dir).parent.glob("logs/*"):
-            if path.is_symlink():  # to W&B's own log in ~/.cache
-                path.unlink(missing_ok=True)
 
     def log(self, metrics: Points, step: int) -> None:
-        if step != self._step:
-            self._hand_over()
-            self._step = step
-        self._row |= metrics
+        self._client.log(dict(metrics), step=step)
 
     def picture(self, name: str, path: Path, step: int) -> None:
         import wandb
 
-        self.log({name: wandb.Image(str(path))}, step)  # type: ignore[dict-item]
+        self._client.log({name: wandb.Image(str(path))}, step=step)
 
     def file(self, path: Path) -> None:
-        if self._client is not None:
-            inside = Path(self._client.dir)
-            copy = shutil.copyfile(path, inside / path.name)  # W&B would make a hard link
-            self._client.save(str(copy), base_path=str(inside), policy="now")
+        self._client.save(str(path), base_path=str(path.parent), policy="now")
 
     def close(self, ending: str = "done") -> None:
-        if self._client is not None:
-            self._hand_over()
-            client, self._client = self._client, None
-            client.finish(exit_code=0 if ending in ("done", "preempted") else 1)
-
-    def _hand_over(self) -> None:
-        if self._client is not None and self._row:
-            self._client.log(self._row, step=self._step, commit=True)
-        self._row = {}
+        self._client.finish(exit_code=0 if ending in ("done", "preempted") else 1)
