@@ -25,22 +25,18 @@ def case(monkeypatch, tmp_path, capsys):
     ("name", "overrides", "bound"),
     [
         ("training", ["loader=threads", "model.milliseconds=40"], "training"),
-        ("decoding", ["dataset.burn=4", "loader.num_workers=1"], "decoding"),
-        ("latency", ["loader.num_workers=1"], "reading"),
+        ("decoding", ["dataset.burn=8", "loader.num_workers=1"], "read"),
+        ("latency", ["loader.num_workers=1"], "read"),
     ],
 )
 def test_the_verdict_on_a_built_case_is_right(case, name, overrides, bound, tmp_path):
     done = case(name, "task=profile", "steps=8", "trainer.checkpoint=null", *overrides)
     assert done.code == 0, done.err
-    lines = [line for line in done.out.splitlines() if line.startswith("bound by")]
     manifest = json.loads((tmp_path / "here" / "manifest.json").read_text())
-    # Where the tests themselves take the cores from training, that is what is said.
-    assert manifest["bound"] in ([bound, "cores"] if bound == "training" else [bound]), done.out
-    assert lines[0].split()[2] == f"{manifest['bound']}:", done.out
-    if bound == "reading":
-        assert "loader.num_workers=" in done.out
-    if bound == "decoding":
-        assert "loader.num_workers=2" in done.out or "data.packed=auto" in done.out
+    assert manifest["bound"] == bound, done.out
+    assert f"bound by     {bound}: " in done.out
+    if manifest["overrides"]:
+        assert f"to paste     {' '.join(manifest['overrides'])}\n" in done.out
 
 
 def test_what_it_leaves_behind(case, tmp_path):
@@ -55,7 +51,15 @@ def test_what_it_leaves_behind(case, tmp_path):
     left = {path.name for path in (tmp_path / "here").iterdir()}
     assert {"manifest.json", "config.yaml"} <= left
     assert not [name for name in left if "checkpoint" in name or name.startswith(".")]
-    for word in ("read", "collate", "training", "time waited", "samples/s", "cached batch"):
+    for word in (
+        "read",
+        "collate",
+        "time waited",
+        "samples/s",
+        "cached batch",
+        "0 workers",
+        "2 workers",
+    ):
         assert word in done.out
 
 
