@@ -272,7 +272,7 @@ def test_a_fact_that_the_data_does_not_tell(monkeypatch):
 def test_objectives_and_their_metrics_learn_facts():
     objective = parts("objective=classification", "objective.inputs=[x]").objective()
     assert objective.num_classes == 2
-    assert objective.classes == ["even", "odd"]
+    assert objective.names == ["even", "odd"]
     assert objective.metrics["recall"].num_classes == 2
     without = parts(
         "objective=classification", "objective.inputs=[x]", "objective.metrics.recall=null"
