@@ -41,8 +41,7 @@ from penstock.order.plan import (
 )
 from penstock.order.samplers import BatchStrategy, Order, Sequential
 from penstock.runs import quarantine
-from penstock.runs.identity.dataset import marks_of, tells_all
-from penstock.runs.identity.fingerprints import fingerprint_of, recorded
+from penstock.runs.identity import fingerprint_of, marks_of, recorded, tells_all
 from penstock.runs.manifest import UNPROVEN
 from penstock.terminal import say
 from penstock.transforms.batch import BatchCompose

@@ -33,7 +33,7 @@ from penstock.loading.loader import Loader
 from penstock.order.address import Skipped
 from penstock.order.plan import Plan, StreamPlan
 from penstock.runs import checkpoint, resumption
-from penstock.runs.identity.sources import code_of
+from penstock.runs.identity import code_of
 from penstock.runs.only_shown import only_shown, reason
 from penstock.runs.run_folder import RunFolder, Status
 from penstock.tasks import opening, summary

@@ -24,7 +24,7 @@ from penstock.errors import ConfigError
 from penstock.order.address import Address, Skipped
 from penstock.runs import checkpoint, resumption
 from penstock.runs.checkpoint import Newest
-from penstock.runs.identity.sources import changes
+from penstock.runs.identity import changes
 from penstock.runs.manifest import has_manifest, read_manifest
 from penstock.runs.resumption import Source
 from penstock.runs.run_folder import RunFolder, last_code

@@ -20,7 +20,7 @@ from penstock.loading.facts import (
     unfiltered,
     unfiltered_fingerprint,
 )
-from penstock.runs.identity.fingerprints import fingerprint_of
+from penstock.runs.identity import fingerprint_of
 
 TABLE = pd.DataFrame({"length": [3, 700, 41, 9], "hash": ["a", "b", "a", "c"]})
 

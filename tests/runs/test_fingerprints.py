@@ -32,10 +32,8 @@ from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.sequences import Sequences
 from penstock.errors import ConfigError
-from penstock.runs.identity import contents
-from penstock.runs.identity.contents import UNREADABLE, digests
-from penstock.runs.identity.fingerprints import fingerprint_of
-from penstock.runs.identity.sources import UNKNOWN, changes, code_of
+from penstock.runs import identity
+from penstock.runs.identity import UNKNOWN, UNREADABLE, changes, code_of, digests, fingerprint_of
 from tests.program import run
 
 FIT = (
@@ -218,9 +216,9 @@ def test_a_file_is_hashed_once(some, tmp_path, monkeypatch):
     before = digests(some, tmp_path, settled=0)
     assert len(set(before)) == 5
     hashed = []
-    read = contents._Hashing.record
+    read = identity._Hashing.of
     monkeypatch.setattr(
-        contents._Hashing, "record", lambda self, path: hashed.append(path) or read(self, path)
+        identity._Hashing, "of", lambda self, path: hashed.append(path) or read(self, path)
     )
     assert digests(some, tmp_path, settled=0) == before
     assert hashed == []
@@ -238,9 +236,9 @@ def test_a_file_is_hashed_once(some, tmp_path, monkeypatch):
 def test_files_that_changed_a_moment_ago_are_hashed_again(some, tmp_path, monkeypatch):
     before = digests(some, tmp_path, settled=3600)
     hashed = []
-    read = contents._Hashing.record
+    read = identity._Hashing.of
     monkeypatch.setattr(
-        contents._Hashing, "record", lambda self, path: hashed.append(path) or read(self, path)
+        identity._Hashing, "of", lambda self, path: hashed.append(path) or read(self, path)
     )
     assert digests(some, tmp_path, settled=3600) == before
     assert len(hashed) == 5
@@ -248,12 +246,10 @@ def test_files_that_changed_a_moment_ago_are_hashed_again(some, tmp_path, monkey
 
 def test_what_is_kept_may_be_damaged_or_nowhere_to_keep(some, tmp_path, caplog):
     before = digests(some, tmp_path, settled=0)
-    [kept] = (tmp_path / "fingerprints").glob("files-*.bin")
-    for place in (0, 12, len(kept.read_bytes()) - 1):
-        flip(kept, place)
+    [kept] = (tmp_path / "fingerprints").glob("files-*.sqlite")
+    for content in (b"no database" * 900, kept.read_bytes()[:5000]):
+        kept.write_bytes(content)
         assert digests(some, tmp_path, settled=0) == before
-    kept.write_bytes(kept.read_bytes()[:-3])
-    assert digests(some, tmp_path, settled=0) == before
     (tmp_path / "file").write_text("")
     assert digests(some, tmp_path / "file", settled=0) == before
     assert "each start hashes all files" in caplog.text

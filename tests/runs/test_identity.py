@@ -6,8 +6,8 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.loading.facts import SomeRows
-from penstock.runs.identity import dataset, fingerprints, sources
-from penstock.runs.identity.dataset import PLACE
+from penstock.loading.fingerprint import PLACE
+from penstock.runs import identity
 
 HERE = __name__
 
@@ -58,10 +58,10 @@ class Wrapped(SomeRows):
     ],
 )
 def test_who_tells_all_of_its_content(made, tells):
-    assert dataset.tells_all(made) == tells
+    assert identity.tells_all(made) == tells
     theirs = Rows()
     theirs.sources = {"a": Known()}  # what this name means, nobody knows
-    assert not dataset.tells_all(theirs)
+    assert not identity.tells_all(theirs)
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ OURS = "penstock.datasets.sequences.Sequences"
 
 
 def facts(node, has_fingerprint=True, made=None):
-    found = dataset.code_and_arguments(node, made or Rows(), has_fingerprint)
+    found = identity.code_and_arguments(node, made or Rows(), has_fingerprint)
     code = {key for key in found if key.startswith("code.")}
     return code, {key: value for key, value in found.items() if key not in code}
 
@@ -119,51 +119,51 @@ def test_what_is_penstocks_own_is_in_its_fingerprint():
 
 @pytest.mark.parametrize("length", [199, 200, 201])
 def test_a_long_argument_is_a_beginning_and_a_hash(length):
-    text = dataset._text("x" * length)
+    text = identity._text("x" * length)
     if length <= 200:
         assert text == "x" * length
     else:
         assert text == "x" * 100 + "... 4b947e1e32c12ad3"
-        assert dataset._text("x" * 202) != text
+        assert identity._text("x" * 202) != text
 
 
 def test_modes_of_a_fingerprint(tmp_path):
     made = Known()
-    assert fingerprints.fingerprint_of(made, "sizes", tmp_path) == "f00d"
-    assert fingerprints.fingerprint_of(Rows(), "sizes", tmp_path) == "3"
-    assert fingerprints.fingerprint_of(Wrapped(made), "sizes", tmp_path) == "some of f00d"
+    assert identity.fingerprint_of(made, "sizes", tmp_path) == "f00d"
+    assert identity.fingerprint_of(Rows(), "sizes", tmp_path) == "3"
+    assert identity.fingerprint_of(Wrapped(made), "sizes", tmp_path) == "some of f00d"
     made.names_fingerprint = lambda: "of names"
-    assert fingerprints.fingerprint_of(made, "names", tmp_path) == "of names"
-    assert fingerprints.fingerprint_of(made, "sizes", tmp_path) == "f00d"
+    assert identity.fingerprint_of(made, "names", tmp_path) == "of names"
+    assert identity.fingerprint_of(made, "sizes", tmp_path) == "f00d"
     for files in ([], [("a", str(tmp_path / "none"))]):
         made.data_files = lambda files=files: files
         if not files:
             with pytest.raises(ConfigError, match="content needs the files of the dataset"):
-                fingerprints.fingerprint_of(made, "content", tmp_path)
+                identity.fingerprint_of(made, "content", tmp_path)
         else:
-            of_names = fingerprints.fingerprint_of(made, "content", tmp_path)
+            of_names = identity.fingerprint_of(made, "content", tmp_path)
             made.names_fingerprint = None
-            assert fingerprints.fingerprint_of(made, "content", tmp_path) != of_names
+            assert identity.fingerprint_of(made, "content", tmp_path) != of_names
 
 
 def test_each_module_that_changed_is_named_once():
     now = {"dataset": {"m": "2", "n": "1", "o": "1"}, "transform": {"m": "2", "n": "3"}}
     before = {"dataset": {"m": "1", "n": "1"}, "transform": {"m": "1", "n": "1"}}
-    assert list(sources.changes(before, now)) == [
+    assert list(identity.changes(before, now)) == [
         ("dataset", "m", "1", "2"),
         ("transform", "n", "1", "3"),
     ]
 
 
 def test_which_modules_a_class_comes_from(monkeypatch, tmp_path):
-    whole, alone = (dict(sources._hashes(Known, whole)) for whole in (True, False))
+    whole, alone = (dict(identity._hashes(Known, whole)) for whole in (True, False))
     assert list(alone) == [HERE]
     assert HERE in whole
     assert any(name.startswith("tests.") and name != HERE for name in whole)
-    assert list(dict(sources._hashes(SomeRows))) == [sources.OURS]
-    assert dict(sources._hashes(SomeRows, whole=False)) == {}
-    assert dict(sources._hashes(types.SimpleNamespace)) == {}  # Python's version says it
-    assert list(dict(sources._hashes(pytest.raises))) == [pytest.raises.__module__]
+    assert list(dict(identity._hashes(SomeRows))) == [identity.OURS]
+    assert dict(identity._hashes(SomeRows, whole=False)) == {}
+    assert dict(identity._hashes(types.SimpleNamespace)) == {}  # Python's version says it
+    assert list(dict(identity._hashes(pytest.raises))) == [pytest.raises.__module__]
     typed = type("Typed", (), {"__module__": "__main__"})
-    monkeypatch.setitem(sources.sys.modules, "__main__", types.ModuleType("__main__"))
-    assert dict(sources._hashes(typed)) == {"__main__": sources.UNKNOWN}
+    monkeypatch.setitem(identity.sys.modules, "__main__", types.ModuleType("__main__"))
+    assert dict(identity._hashes(typed)) == {"__main__": identity.UNKNOWN}

@@ -18,7 +18,7 @@ import pytest
 
 from penstock import command, terminal
 from penstock.datasets.files import Files
-from penstock.runs.identity import contents
+from penstock.runs import identity
 from tests.broken_images import write_images
 from tests.program import ROOT, run
 from tests.web_server import WebServer
@@ -146,7 +146,7 @@ def test_a_file_gets_lines_and_nothing_where_none_are_wanted(made, capsys, monke
 
 
 def test_files_that_were_hashed_before_ctrl_c_are_not_hashed_again(here, monkeypatch):
-    hashed, add = [], contents._Hashing.record
+    hashed, add = [], identity._Hashing.of
 
     def record(self, path):
         hashed.append(path)
@@ -159,19 +159,19 @@ def test_files_that_were_hashed_before_ctrl_c_are_not_hashed_again(here, monkeyp
         if note == "8 of 15 files":
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(contents._Hashing, "record", record)
-    monkeypatch.setattr(contents, "usable_cpus", lambda: 1)
-    monkeypatch.setattr(contents, "progress", lambda *words: nullcontext(pressed))
+    monkeypatch.setattr(identity._Hashing, "of", record)
+    monkeypatch.setattr(identity, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(identity, "progress", lambda *words: nullcontext(pressed))
     paths = sorted(map(str, Path("images").rglob("*.jpg")))
     kept = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     try:
         with pytest.raises(KeyboardInterrupt):
-            contents.digests(paths, "cache", settled=0)
+            identity.digests(paths, "cache", settled=0)
     finally:
         signal.signal(signal.SIGINT, kept)
     before = len(hashed)
-    monkeypatch.setattr(contents, "progress", terminal.progress)
-    assert len(set(contents.digests(paths, "cache", settled=0))) == len(paths) == 15
+    monkeypatch.setattr(identity, "progress", terminal.progress)
+    assert len(set(identity.digests(paths, "cache", settled=0))) == len(paths) == 15
     assert sorted(hashed[before:]) == paths[8:]
 
 

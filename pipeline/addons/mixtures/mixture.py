@@ -25,7 +25,7 @@ from penstock.loading.facts import classes_of
 from penstock.loading.whole import reads_whole
 from penstock.order.keys import IntArray, hash64
 from penstock.order.plan import Plan, is_stream
-from penstock.runs.identity.fingerprints import fingerprint_of
+from penstock.runs.identity import fingerprint_of
 from penstock.training.epoch_metrics import Step
 from penstock.training.observer import Observer, Record
 

@@ -31,7 +31,7 @@ from penstock.files.limits import Count
 from penstock.files.paths import is_remote
 from penstock.loading.encoded import EncodedImage
 from penstock.order.plan import is_stream
-from penstock.runs.identity.fingerprints import other_than_own
+from penstock.runs.identity import other_than_own
 from penstock.terminal import put
 from penstock.transforms import native_images
 from penstock.transforms.image_decoding import DecodeResizeCenterCrop

@@ -1,1 +1,0 @@
-"""Fingerprints of a run's data and code."""
