@@ -71,16 +71,12 @@ def _checked(manifest: dict[str, object]) -> dict[str, Any]:
     sessions = manifest.get("sessions", [])
     if not isinstance(sessions, list) or not all(isinstance(session, dict) for session in sessions):
         raise ValueError("its sessions are not a list of mappings")
-    check_overrides(manifest.get("overrides", []))
+    words = manifest.get("overrides", [])
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError("its overrides are not a list of texts")
     if not isinstance(manifest.get("best") or {}, dict):
         raise ValueError(f"best is {manifest['best']!r:.60}, and must be a mapping")
     return manifest
-
-
-def check_overrides(words: object) -> None:
-    """Refuse what is not a list of a command line's words; raises ValueError."""
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise ValueError("its overrides are not a list of texts")
 
 
 def same_data(first: object, second: object) -> bool | None:

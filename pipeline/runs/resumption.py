@@ -24,10 +24,6 @@ from penstock.order.address import Address, Skipped
 from penstock.runs.manifest import has_manifest
 from penstock.terminal import one_line
 
-_KEY = re.compile(
-    r"(\+\+|\+|~)?(?P<key>[A-Za-z_]\w*([./][\w-]+)*)(@(?P<package>[\w.]+))?", re.ASCII
-)
-_NOT_KEPT = ("resume", "resume_despite", "run_dir", "task", "hydra")
 NOT_SET = "not set"
 SKIP = "trainer.skip"  # may change from the checkpoint's address on
 SCHEDULES = "scheduler.steps"  # of a fingerprint: the number of steps of each schedule

@@ -39,7 +39,14 @@ from penstock.distributed.world import usable_cpus
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import LEFTOVER, append, beside, cut, prepare, write_atomically, writing
 from penstock.files.locks import lock
-from penstock.runs.manifest import PACKAGES, UNPROVEN, has_manifest, read_manifest, same_data
+from penstock.runs.manifest import (
+    NAME,
+    PACKAGES,
+    UNPROVEN,
+    has_manifest,
+    read_manifest,
+    same_data,
+)
 from penstock.terminal import one_line
 
 HOLDER = "holder.json"
@@ -50,11 +57,6 @@ def take(folder: Path) -> FileIO | None:
     if not folder.is_dir():
         raise ConfigError(Problem("resume", f"{folder} does not exist"))
     path = folder / HOLDER
-    with writing(path):
-        try:
-            held = lock(path)
-        except BlockingIOError:
-            return None
     who = {
         "pid": os.getpid(),
         "host": platform.node(),
@@ -62,6 +64,10 @@ def take(folder: Path) -> FileIO | None:
         "command": program.joined(sys.orig_argv),
     }
     with writing(path):
+        try:
+            held = lock(path)
+        except BlockingIOError:
+            return None
         held.truncate(0)
         held.write((json.dumps(who) + "\n").encode())
     return held
@@ -71,8 +77,7 @@ def held_by(folder: Path) -> str:
     """Who has `folder`, for a message."""
     try:
         who = json.loads((folder / HOLDER).read_bytes())
-        said = {name: one_line(who[name])[:200] for name in ("pid", "host", "since", "command")}
-        holder = "process {pid} on {host} since {since} ({command})".format(**said)
+        holder = one_line("process {pid} on {host} since {since} ({command})".format_map(who))
     except (OSError, ValueError, LookupError, TypeError):  # the holder is just writing it
         holder = "another process"
     return f"{folder} is in use by {holder}; wait for it or stop it, or set another run_dir"
@@ -287,9 +292,7 @@ class RunFolder:
 
     def _write_manifest(self) -> None:
         text = json.dumps(finite(self.manifest), indent=2, allow_nan=False, ensure_ascii=False)
-        write_atomically(
-            self.path / "manifest.json", (text + "\n").encode(errors="backslashreplace")
-        )
+        write_atomically(self.path / NAME, (text + "\n").encode(errors="backslashreplace"))
 
 
 def _key(override: str) -> str:
@@ -346,25 +349,20 @@ def _take(folder: Path) -> FileIO | None:
     """A lock on `folder` if no run has claimed it; else None."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    # A run that was killed while it claimed the folder left an empty manifest, and maybe these.
-    begun = (folder / "manifest.json").exists() and not has_manifest(folder)
-    free = (*_OF_OTHERS, *(("manifest.json", "config.yaml") if begun else ()))
-    if any(
-        path.name not in free and not LEFTOVER.fullmatch(path.name) for path in folder.iterdir()
-    ):
-        return None
-    held = take(folder)
-    if held is None:
-        return None
-    try:  # of two processes that find it empty, one can make the file
-        (folder / "manifest.json").touch(exist_ok=begun)
-    except FileExistsError:
+    held = take(folder) if _is_free(folder) else None
+    if held is not None and not _is_free(folder):  # another process was faster
         held.close()
         return None
-    if has_manifest(folder):
-        held.close()
-        return None
+    if held is not None:
+        (folder / NAME).touch()
     return held
+
+
+def _is_free(folder: Path) -> bool:
+    found = {path.name for path in folder.iterdir() if not LEFTOVER.fullmatch(path.name)}
+    # A run that was killed while it claimed the folder left an empty manifest, and maybe these.
+    begun = (NAME, "config.yaml") if NAME in found and not has_manifest(folder) else ()
+    return found <= {*_OF_OTHERS, *begun}
 
 
 def version_of(package: str) -> str | None:

@@ -434,25 +434,17 @@ def test_a_folder_with_a_manifest_is_not_touched(tmp_path):
 
 
 def test_a_folder_that_another_process_claims_at_this_moment(tmp_path, monkeypatch):
-    held = run_folder.take(tmp_path)
-    assert run_folder._take(tmp_path) is None
-    held.close()
     take = run_folder.take
+    (tmp_path / "one").mkdir()
+    held = take(tmp_path / "one")
+    assert RunFolder.claim(tmp_path / "one", {}).path.name == "one-2"
+    held.close()
 
-    def late(text):
-        def taken(folder):
-            hold = take(folder)
-            (folder / "manifest.json").write_text(text)
-            return hold
+    def late(folder):
+        (folder / "manifest.json").write_text("{}")
+        return take(folder)
 
-        return taken
-
-    for text in ("", "{}"):
-        monkeypatch.setattr(run_folder, "take", late(text))
-        assert run_folder._take(tmp_path) is None
-        take(tmp_path).close()
-        monkeypatch.setattr(run_folder, "take", late("{}"))
-        (tmp_path / "manifest.json").write_text("")
-        assert run_folder._take(tmp_path) is None
-        take(tmp_path).close()
-        (tmp_path / "manifest.json").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "take", late)
+        assert run_folder._take(tmp_path / "one") is None
+    take(tmp_path / "one").close()

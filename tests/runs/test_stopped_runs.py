@@ -35,15 +35,6 @@ SMALL = (
 )
 TRUST = {"PENSTOCK_TRUST": "tests"}
 PAUSE = {"PENSTOCK_TEST_PAUSE": "0.002"}  # at each sample, so that a signal comes in mid-run
-# `python run.py`, of which each rank starts from a process that has imported torch.
-LAUNCHER = """
-import runpy, sys
-from penstock.distributed import launch
-cold = launch.this_program
-launch.this_program = lambda *given: [sys.executable, "tests/warm_worker.py", *cold(*given)[1:]]
-sys.argv[0] = "run.py"
-runpy.run_path("run.py", run_name="__main__")
-"""
 
 
 def start(folder, *more, ranks=0, program=("run.py",)):
@@ -233,7 +224,7 @@ def test_a_run_that_continues_elsewhere_is_left_alone(tmp_path, capsys):
 
 def test_a_stopped_launcher_stops_its_ranks(undisturbed, tmp_path, capsys):
     folder = tmp_path / "run"
-    process = start(folder, ranks=2, program=["-c", LAUNCHER])
+    process = start(folder, ranks=2)
     wait_for_steps(folder, 30, process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=90)
