@@ -1,3 +1,4 @@
 """The folder of a run (`run_folder`, `manifest`), its checkpoints (`checkpoint`), resuming it
-(`resumption`), and the samples that it could not read (`quarantine`).
+(`resumption`), what data and code are known by (`identity`), the samples that it could not read
+(`quarantine`), and reading its folder (`record`).
 """
