@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 from typing import Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ from torchmetrics import Metric
 
 from penstock import Run
 from penstock.addons.predicting import export
+from penstock.addons.predicting import test as testing
 from penstock.addons.predicting.predict import write
 from penstock.errors import ConfigError
 from penstock.runs.run_folder import take
@@ -124,7 +124,6 @@ def test_a_part_of_the_rows_is_predicted_as_it_is_within_all_of_them(trained, pl
 def test_a_test_has_the_lock_of_its_run(trained, place, capsys, monkeypatch):
     """A run that resumed meanwhile would lose what it notes in the manifest."""
     held = take(trained)
-    test = sys.modules["penstock.addons.predicting.test"]
     (trained / "manifest.json").write_text(
         json.dumps({**json.loads((trained / "manifest.json").read_text()), "test": None})
     )
@@ -132,13 +131,13 @@ def test_a_test_has_the_lock_of_its_run(trained, place, capsys, monkeypatch):
     assert done.code == 2
     assert "is still training; test it when it has ended" in done.err
     held.close()
-    measured = test.measured
+    measured = testing.measured
 
     def locked(*args):
         assert take(trained) is None  # nor could a training that resumes
         return measured(*args)
 
-    monkeypatch.setattr(test, "measured", locked)
+    monkeypatch.setattr(testing, "measured", locked)
     done = program.run(capsys, "task=test", "run=run")
     assert done.code == 0, done.err
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ def predicted(ready: Trained, data: Split, group: Group | None = None) -> Iterat
         ConfigError: the objective does not say how a prediction becomes a row.
     """
     group, dataset, parts = group or Group(), data.dataset, ready.parts
-    about = getattr(dataset, "about", lambda number: {})
+    about: Callable[[int], Row] = getattr(dataset, "about", lambda number: {})
     device, precision = torch.device(parts.world.device), parts.config.trainer.precision
     with torch.no_grad(), data.loader() as loader:
         batches: Iterator[Batch] = loader.epoch(0)

@@ -8,7 +8,7 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.addons.trackers.tracker import Points, TrackedRun, Tracker, require
 from penstock.config.identity import leaves
@@ -65,7 +65,7 @@ class MLflow(Tracker):
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
-        client = MlflowClient(self.uri)
+        client: Any = MlflowClient(self.uri)
         with suppress(MlflowException):  # it is there
             client.create_experiment(self.experiment)
         experiment = client.get_experiment_by_name(self.experiment).experiment_id

@@ -65,10 +65,11 @@ def start(section: Any, folder: Path, run: TrackedRun) -> list[Guarded]:
     else:
         nodes = {f"tracker.{name}": node for name, node in section.items() if node is not None}
         folders = {f"tracker.{name}": folder / name for name in section}
-    return [
-        Guarded(key, lambda key=key: make(nodes[key], key, {"folder": folders[key], "run": run}))
-        for key in nodes
-    ]
+
+    def maker(key: str) -> Callable[[], Any]:
+        return lambda: make(nodes[key], key, {"folder": folders[key], "run": run})
+
+    return [Guarded(key, maker(key)) for key in nodes]
 
 
 class Tracked(Observer):

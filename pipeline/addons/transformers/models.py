@@ -121,7 +121,7 @@ def transformers_model(
         reason = "is missing: the kind of a new model, such as bert or vit; or model.path"
         raise ConfigError(Problem("model.model_type", reason))
     if path is None:
-        where, said = "model.model_type", {"model_type": model_type}
+        where, said = "model.model_type", dict[str, Any](model_type=model_type)
     else:
         where, said = "model.path", _config_of(Path(path).expanduser())
     with _explained(where):
@@ -131,10 +131,11 @@ def transformers_model(
         raise ConfigError(Problem(f"model.arguments.{key}", reason))
     values = {key: value for key, value in said.items() if key in known - _NEVER}
     values |= arguments or {}
-    room = values.setdefault("vocab_size", num_tokens) if "vocab_size" in known else None
-    if num_tokens is not None and isinstance(room, int) and room < num_tokens:
-        reason = f"{num_tokens} tokens, and the model has room for {room}; set transform=pieces"
-        raise ConfigError(Problem("model.num_tokens", reason))
+    if num_tokens is not None and "vocab_size" in known:
+        room = values.setdefault("vocab_size", num_tokens)
+        if room < num_tokens:
+            reason = f"{num_tokens} tokens, and the model has room for {room}; set transform=pieces"
+            raise ConfigError(Problem("model.num_tokens", reason))
     if num_outputs is not None and not kind.endswith("_lm"):
         values["num_labels"] = num_outputs
     name = "".join(map(str.capitalize, kind.split("_"))).replace("Lm", "LM")
