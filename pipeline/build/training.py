@@ -12,21 +12,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.build.data import DataParts
 from penstock.config.schema import Config
-from penstock.config.targets import called, make
+from penstock.config.targets import make
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.order.keys import hash64
 from penstock.order.seeding import scope, seed_global
-from penstock.terminal import say
 from penstock.training.objective_base import Objective, adapted
 from penstock.training.schedules import of_each_group, warmup_steps, with_warmup
 from penstock.training.train_step import Optimizers
-
-# Methods of a LightningModule, beside its forward, that Lightning's own trainer would call.
-_OF_LIGHTNING = (
-    *("training_step", "validation_step", "test_step"),
-    *("configure_optimizers", "train_dataloader", "val_dataloader"),
-)
 
 
 class TrainingParts:
@@ -72,22 +65,7 @@ class TrainingParts:
 
     def objective(self) -> Objective:
         """The objective with its metrics; one of a person's own, adapted."""
-        made = self.data.make_with_facts("objective", self.config.objective, nested=True)
-        model = called(self.config.model)
-        methods = {name: getattr(model, name, None) for name in _OF_LIGHTNING}
-        inherited = ("lightning.", "pytorch_lightning.")  # whose methods do nothing
-        own = [
-            name
-            for name, method in methods.items()
-            if callable(method) and not method.__module__.startswith(inherited)
-        ]
-        if own:
-            say(
-                f"model: {model.__name__} is used by its forward alone; its {', '.join(own)} are "
-                "not called. objective, optimizer, scheduler and dataset of the configuration do "
-                "their work (docs/own_parts.md)"
-            )
-        return adapted(made)
+        return adapted(self.data.make_with_facts("objective", self.config.objective, nested=True))
 
     def optimizer(self, model: nn.Module, total_steps: int = 0) -> Optimizer:
         """The optimizer of the model's weights; or several, each of a part that it is named for.
