@@ -43,27 +43,6 @@ class WorkerStatus(NamedTuple):
     stage: int
     task: int
 
-    @property
-    def works(self) -> bool:
-        """Whether a batch is being made."""
-        return self.stage not in (STARTING, IDLE)
-
-
-def use(cell: Cell) -> None:
-    """Let this thread report into `cell` from now on."""
-    current.cell = cell
-
-
-def clear(cell: Cell) -> None:
-    """Write the state of an executor that is about to start."""
-    cell[EPOCH] = cell[STEP] = cell[PLACE] = cell[TASK] = -1
-    cell[STAGE] = STARTING
-
-
-def read(cell: Cell) -> WorkerStatus:
-    """The content of `cell`."""
-    return WorkerStatus(*cell.tolist())
-
 
 def report(slot: int, stage: int, address: tuple[int, int] | None = None) -> None:
     """Report that this thread is at `stage` of the sample in `slot`, or of the WHOLE batch.

@@ -22,7 +22,7 @@ from penstock.addons.reports.values import (
     stages,
     weighted,
 )
-from penstock.loading.stage_timer import WAITS, slower_side
+from penstock.loading.stage_timer import WAITS
 from penstock.runs.record import RunRecord
 
 _MUCH, _LITTLE = 0.1, 0.01  # of a loss: a rise that means something, and a fall that does not
@@ -257,3 +257,24 @@ def _improves(run: RunRecord) -> bool:
     values = run.epochs.column(name)[run.epochs.finite(name)][-3:]
     steps = np.diff(values) if run.manifest.get("mode") == "max" else -np.diff(values)
     return len(steps) > 0 and bool((steps > 0).all())
+
+
+def slower_side(waited: float, work: float, step: float, workers: int, busy: float) -> str:
+    """Which bounds a run, "training" or "loading": what, made faster, makes the run faster.
+
+    "neither" is where batches come late though the workers have time to spare: at the starts of
+    epochs, in bursts, or because they are long under way.
+
+    Args:
+        waited: share of the time in which the training loop waited for data.
+        work: time that a batch takes to make, in the unit of `step`.
+        step: time that training on it takes.
+        workers: that make batches; 0: the training loop does, between its steps.
+        busy: share of the time in which a worker had work.
+    """
+    if not workers:
+        return "training" if waited < 0.5 else "loading"
+    stalls = waited < 2.5 * WAITS and work / workers < 0.5 * step and busy < 0.5
+    if waited < WAITS or stalls:  # little waiting that does not come from the work on batches
+        return "training"
+    return "neither" if work / workers < step and busy < 0.6 else "loading"

@@ -173,7 +173,7 @@ def report_of(
     rows = [] if request is None else _rows(request)
     names = [_name(row, dataset) for row in rows[:_MOST_LISTED]]
     where = worker_status.STAGES[status.stage]
-    if status.works:
+    if status.stage not in (worker_status.STARTING, worker_status.IDLE):
         where = f"at stage '{where}' of epoch {status.epoch}, step {status.step}"
         if 0 <= status.place < len(rows):
             where += f", sample {_name(rows[status.place], dataset, '{} ({})')}"

@@ -29,6 +29,7 @@ import sys
 import tempfile
 import threading
 import time
+from array import array
 from collections import deque
 from contextlib import suppress
 from itertools import count
@@ -126,7 +127,7 @@ class Pool:
 
     def statuses(self) -> list[WorkerStatus]:
         """Where each worker stands."""
-        return [worker_status.read(worker.cell) for worker in self._workers]
+        return [WorkerStatus(*worker.cell) for worker in self._workers]
 
     def submit(self, request: Any) -> Task:
         task, number = Task(request), next(self._numbers)
@@ -236,7 +237,7 @@ class Pool:
                     worker.start()
                 continue
             code, limit = worker.process.exitcode, self._options.timeout
-            status = worker_status.read(worker.cell)
+            status = WorkerStatus(*worker.cell)
             silent = worker.silence.look(status, is_waiting or status.task in self._tasks)
             if status.stage == worker_status.STARTING and limit:
                 limit = max(limit, _START)
@@ -292,7 +293,7 @@ class _Worker:
         self.cell, self.silence = cells[number * FIELDS :][:FIELDS], Silence()
 
     def start(self) -> None:
-        worker_status.clear(self.cell)
+        self.cell[:] = memoryview(array("q", (-1, -1, -1, worker_status.STARTING, -1)))
         self._stack = Connection(anonymous_file())
         args = self.number, self._stack, *self._given
         process = self._new(target=_run, args=args, daemon=True)
@@ -407,7 +408,7 @@ def _run(
     arena, error = Arena(), None
     share_by(arena.allocate)  # for default_collate, too
     cell = memoryview(cells).cast("B").cast("q")[number * FIELDS :][:FIELDS]
-    worker_status.use(cell)
+    worker_status.current.cell = cell
     with as_worker(fetch, number, options.num_workers, seed), suppress(EOFError, ConnectionError):
         try:
             if options.worker_init_fn is not None:
