@@ -3,7 +3,7 @@
     task=where sample=17 epochs=0:3           a row; also a path, or the end of one
     task=where sample='label == 3'            rows by an expression over the table
     task=where address=3,1200                 the rows of a batch, with their keys
-    ... run=outputs/DATE/TIME                 the same in that run, with what it knows of them
+    ... run=outputs/DATE/TIME                 the same of that run's configuration
 
 An epoch is a function of the configuration, the seed and the dataset, so the plan lists it: no log
 is needed and no sample is read. Cost: 20 us a batch and rank, and 20 us a line.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,10 @@ from penstock.config.schema import Config
 from penstock.distributed.world import World, default_processes
 from penstock.errors import ConfigError, Problem
 from penstock.loading.bad_samples import path_of
-from penstock.loading.facts import SomeRows, own_row, table_of, unfiltered, unfiltered_fingerprint
+from penstock.loading.facts import SomeRows, own_row, table_of, unfiltered
 from penstock.order.address import Address
 from penstock.order.keys import sample_keys
 from penstock.order.plan import Plan
-from penstock.runs import quarantine
-from penstock.runs.quarantine import known_rows
-from penstock.runs.record import RunRecord
-from penstock.runs.resumption import run_of
 from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, say
 
@@ -48,8 +43,6 @@ def run(config: Config) -> None:
     if (config.sample is None) == (config.address is None):
         reason = "give this or address, one of the two: sample=17, or address=3,1200"
         raise ConfigError(Problem("sample", reason))
-    folder = config.run and (run_of(Path(config.run)) or Path(config.run))
-    record = RunRecord.read(folder, "run") if folder else None
     split: Split = getattr(DataParts(config, World()), config.split)
     if not isinstance(split.plan, Plan):
         reason = (
@@ -57,7 +50,7 @@ def run(config: Config) -> None:
             "by reading up to it; task=replay makes the batch of an address"
         )
         raise ConfigError(Problem("dataset", reason))
-    listing = _Listing(split, split.plan, record)
+    listing = _Listing(split, split.plan)
     if config.address is not None:
         lines = list(listing.of_address(Address(*config.address)))
     else:
@@ -70,17 +63,14 @@ def run(config: Config) -> None:
 
 
 class _Listing:
-    """Lines of cells about a split, and about a run if there is one.
+    """Lines of cells about a split.
 
     Attributes:
         every: the plan without what cuts an epoch short.
         end: the first address behind those that are trained on.
-        sessions: of the run: first address, number of ranks, and steps that it trained on again.
-        losses: of the run: address -> line of the ledger, and mean loss of the batch.
-        causes: of samples that a quarantine lists, by the dataset's own row.
     """
 
-    def __init__(self, split: Split, plan: Plan, record: RunRecord | None) -> None:
+    def __init__(self, split: Split, plan: Plan) -> None:
         self.split, self.plan, self.config, self.dataset = split, plan, split.config, split.dataset
         self.every = replace(plan, most=None, tail="keep" if plan.tail == "drop" else plan.tail)
         trainer = self.config.trainer
@@ -96,28 +86,9 @@ class _Listing:
             for name in _COLUMNS
             if table is not None and name in table.columns
         }
-        self.record = record if split.name == "train" else None  # a ledger has no validation
-        sessions = self.record.sessions if self.record else []
-        self.sessions = [
-            (Address(*one.get("at", (0, 0))), one.get("world", 1), one.get("repeated", 0))
-            for one in sessions
-        ]
-        self.losses: dict[tuple[int, int], tuple[int, float]] = {}
-        if self.record and (ledger := self.record.ledger) is not None:
-            addresses = zip(ledger.epoch.tolist(), ledger.step.tolist(), strict=True)
-            self.losses = dict(zip(addresses, enumerate(ledger.loss.tolist()), strict=True))
-        fingerprint, lists = split.fingerprint["dataset"], [self.config.bad_samples.quarantine]
-        if record is not None:
-            if record.manifest.get("data", {}).get(split.name) != fingerprint:
-                say(f"WARNING: the data is not that of {record.path}")
-            lists += map(str, record.path.glob(quarantine.NAME))
-        own = unfiltered_fingerprint(self.dataset, fingerprint)
-        self.causes: dict[int, str] = {}
-        for path in filter(None, lists):
-            self.causes |= known_rows(path, unfiltered(self.dataset), split.name, own)
-        packed, loss = ["tokens", "block"] * plan.sampler.packs, ["loss"] * bool(self.sessions)
+        packed = ["tokens", "block"] * plan.sampler.packs
         self.source = ["source"] * hasattr(unfiltered(self.dataset), "place_of")
-        self.header = ["row", "epoch", "step", "position", "rank", "key", *packed, *loss]
+        self.header = ["row", "epoch", "step", "position", "rank", "key", *packed]
         self.header += [*self.source, *self.columns, ""]
 
     def of_address(self, address: Address) -> Iterator[list[str]]:
@@ -147,7 +118,9 @@ class _Listing:
 
     def _lines(self, address: Address, wanted: np.ndarray) -> Iterator[list[str]]:
         """The places of the wanted rows (bool[rows]) in a batch."""
-        world = self._world(address)
+        distributed, world = self.config.distributed, 1
+        if distributed.strategy != "none":
+            world = default_processes() if distributed.nproc == "auto" else distributed.nproc
         for rank in range(world):
             share = self.every.request(*address, rank, world)
             for place in np.flatnonzero(wanted[share.indices[: share.valid]]).tolist():
@@ -158,44 +131,21 @@ class _Listing:
                 if share.parts is not None:
                     start, stop, length, block = share.parts[place].tolist()
                     cells += [f"{start}:{stop} of {length}", str(block)]
-                if self.sessions:
-                    cells.append(
-                        f"{self.losses[address][1]:.6g}" if address in self.losses else "-"
-                    )
                 if self.source:
                     cells.append("{}:{}".format(*unfiltered(self.dataset).place_of(self._own(row))))
                 cells += [one_line(column[row]) for column in self.columns.values()]
-                cause = self.causes.get(self._own(row))
-                notes = [self._fate(address), cause and f"left out wherever it stands: {cause}"]
-                yield [*cells, ", ".join(one_line(note) for note in notes if note)]
+                yield [*cells, self._fate(address)]
 
     def _fate(self, address: Address) -> str:
-        """What became of a batch or will, in a few words; empty for most."""
+        """Why a batch is not trained on, in a few words; empty for most."""
         steps = self.plan.steps(address.epoch)
-        if address in self.losses:
-            line = self.losses[address][0]
-            firsts = [self.losses.get(at, (line + 1, 0.0))[0] for at, _, _ in self.sessions]
-            again = zip(firsts, self.sessions, strict=True)
-            times = 1 + sum(first <= line < first + one[2] for first, one in again)
-            return "trained" if times == 1 else f"trained {times} times, last with this loss"
         if address.step >= steps:
             return f"behind the {steps} batches of the epoch (batch.tail=drop, or a limit)"
         if address in self.plan.skipped:
             return "left out (trainer.skip)"
         if self.split.name == "train" and address >= self.end:
             return "behind the end (trainer.max_epochs, trainer.max_steps)"
-        if not self.sessions or not self.losses:
-            return "unknown: no ledger" if self.sessions else ""
-        return "passed over" if address < max(self.losses) else "not reached"
-
-    def _world(self, address: Address) -> int:
-        """The ranks that share the batch at `address`: of a run, those that had it last."""
-        if self.sessions:
-            return next((world for at, world, _ in reversed(self.sessions) if at <= address), 1)
-        distributed = self.config.distributed
-        if distributed.strategy == "none":
-            return 1
-        return default_processes() if distributed.nproc == "auto" else distributed.nproc
+        return ""
 
     def _own(self, row: int) -> int:
         own = own_row(self.dataset, row)
