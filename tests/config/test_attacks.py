@@ -272,7 +272,13 @@ def of_data():
         words = f"{ROWS} trainer.warm_start.path=FOLDER/w.pt"
         yield f"weights, {kind}", words, {"w.pt": data}, "w.pt", 2
         for task in ("task=validate run", "task=export out=a.safetensors run", "resume"):
-            yield f"{kind}, {task}", f"{task}=FOLDER/run", {**run, best: data}, "is a pickle", 1
+            yield (
+                f"{kind}, {task}",
+                f"{task}=FOLDER/run",
+                {**run, best: data},
+                "no safetensors file",
+                1,
+            )
 
 
 def attacks():

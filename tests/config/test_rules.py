@@ -86,7 +86,7 @@ REFUSED = [
     (OWN, ["sampler=stream"], "sampler", "Numbers has rows that can be chosen"),
     (OWN, [STREAM, "sampler=stream", "loader.in_order=false"], "loader.in_order", "stream"),
     # batches
-    (OWN, [MIXED, "batch.size=5"], "batch.size", "take 4 or 6"),
+    (OWN, [MIXED, "batch.size=5"], "batch.size", "take a multiple of 2"),
     (OWN, [MIXED, "batch.size=null"], "transform.train_batch", "set batch.size"),
     (OWN, [MIXED, "collate=list"], "transform.train_batch", "set collate=stack"),
     (OWN, [MIXED.replace("train_b", "val_b")], "transform.val_batch.mix", "transform.train_batch"),
@@ -156,9 +156,6 @@ def test_several_processes_that_would_each_train_alone(monkeypatch):
     with pytest.raises(ConfigError, match=r"distributed\.strategy: .* each would train alone"):
         penstock.compose(*OWN)
     assert penstock.compose(*OWN, "distributed=ddp").distributed.strategy == "ddp"
-    monkeypatch.setenv("WORLD_SIZE", "many")
-    with pytest.raises(ConfigError, match="WORLD_SIZE is 'many', not a whole number"):
-        penstock.compose(*OWN)
 
 
 def test_a_bug_of_a_rule_shows_as_one(monkeypatch):

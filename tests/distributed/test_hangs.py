@@ -88,6 +88,7 @@ def run_ranks(size, tmp_path, work, late=None):
 @pytest.mark.parametrize("hang", HANGS, ids=lambda hang: hang.__name__)
 def test_a_rank_that_hangs_is_named(hang, late, tmp_path):
     def work(group):
+        group.agree(False)  # all have joined
         if group.world.rank == late:
             hang(group)
         group.sum(torch.ones(1))
@@ -101,6 +102,7 @@ def test_a_rank_that_hangs_is_named(hang, late, tmp_path):
 
 def test_ranks_in_two_places_say_so(tmp_path):
     def work(group):
+        group.agree(False)
         group.gather("nobody else does") if group.world.rank else group.sum(torch.ones(1))
 
     codes, said = run_ranks(2, tmp_path, work)
