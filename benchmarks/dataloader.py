@@ -1,6 +1,6 @@
 """CPU time of a batch: our DataLoader beside torch's, on a dataset of tensors.
 
-    python -m benchmarks.dataloader [--rounds 15] [--seconds 0.5]
+    python -m benchmarks.dataloader [--rounds 15]
 
 Both read the same TensorDataset in turns, round by round, so that what else the machine does meets
 both. A round's figure is the CPU time of this process and of its workers, over the batches of whole

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-LOST = 69  # the exit code of a rank that ends because another one is gone (EX_UNAVAILABLE)
 PREEMPTED = 75  # the exit code of a run that was asked to stop and can go on (EX_TEMPFAIL)
 
 

@@ -242,7 +242,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
         self._drawn = seed
         self._next = Position(0)  # where the next iterator begins
         self._latest: Position | None = None  # of the iterator that was made last
-        self._told = 0  # the epoch that samplers have heard of
+        self._announced = 0  # the epoch that samplers were given last
         self._is_restored = False
         self._kept: list[Workers] = []  # of persistent workers
         self._running: weakref.ref[EpochIterator] | None = None
@@ -251,19 +251,19 @@ class DataLoader(torch_data.DataLoader[Sample]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """One epoch, or the rest of the one whose state was loaded.
 
-        Somebody may have told the sampler the epoch, as with torch. Behind a state its number
-        counts: who starts a program again may count from 0.
+        Somebody may have given the sampler the epoch (`set_epoch`), as with torch. Behind a state
+        the state's number counts: who starts a program again may count from 0.
         """
         at = copy(self._next)
-        told = next((getattr(part, "epoch", None) for part in self._listeners()), None)
-        if isinstance(told, int) and told != self._told and not self._is_restored:
-            at.epoch = told
+        announced = next((getattr(part, "epoch", None) for part in self._listeners()), None)
+        if isinstance(announced, int) and announced != self._announced and not self._is_restored:
+            at.epoch = announced
         return self._begin(at)
 
     def _begin(self, at: Position) -> Iterator[Any]:
         for part in self._listeners():
             part.set_epoch(at.epoch)
-        self._told, self._latest, self._next = at.epoch, at, Position(at.epoch + 1)
+        self._announced, self._latest, self._next = at.epoch, at, Position(at.epoch + 1)
         key = hash64(self._seed(), "epoch", at.epoch)
         rank = distributed.get_rank() if distributed.is_initialized() else 0
         seed = (hash64(key, "rank", rank) if rank else key) >> 1
