@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.addons.filters.costs import Arithmetic, PartCosts, RowCosts
+from penstock.addons.filters.costs import PartCosts, RowCosts
+from penstock.addons.filters.expressions import Expression
 from penstock.addons.tokens.token_losses import next_tokens, token_losses
 from penstock.build.data import DataParts
 from penstock.distributed.group import Group, join
@@ -205,7 +206,7 @@ def loader(
         sampler = adapt(sampler, seed, length)
     costs = None
     if balance is not None:
-        arithmetic = Arithmetic(balance, "batch.balance")
+        arithmetic = Expression(balance, "batch.balance", costs=True)
         costs = PartCosts(arithmetic) if columns is None else RowCosts(arithmetic, columns)
     more = {}
     if on_error is not None:

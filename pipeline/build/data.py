@@ -183,9 +183,9 @@ class Split:
 
             check_classes(self, dataset)
         if not data.filter is data.val_filter is data.unique is data.without is None:
-            from penstock.addons.filters.kept import chosen_rows
+            from penstock.addons.filters.rows import rows_of_split
 
-            dataset = chosen_rows(self, dataset)
+            dataset = rows_of_split(self, dataset)
         return division.divided(self, dataset) if data.divides else dataset
 
     @property

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.addons.filters.costs import Arithmetic, PartCosts, RowCosts
+from penstock.addons.filters.costs import PartCosts, RowCosts
+from penstock.addons.filters.expressions import Expression
 from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.build.data import DataParts
@@ -37,7 +38,7 @@ BAD = (3, 17, 18, 40)
 def test_blocks_stay_whole(lengths, size, world, split, cost):
     table = pd.DataFrame({"length": lengths})
     sampler = SequencePacking(len(lengths), 0, table, size, tokens=16, window=8, split=split)
-    costs = None if cost is None else PartCosts(Arithmetic(cost, "batch.balance"))
+    costs = None if cost is None else PartCosts(Expression(cost, "batch.balance", costs=True))
     plan = Plan(sampler, size, costs=costs)
     for step in range(plan.steps(0)):
         whole, found = plan.request(0, step), []
@@ -61,11 +62,11 @@ def loading(kind, world=None, bad=None):
     documents = Documents(lengths_of(50), BAD if bad else ())
     if kind == "blocks":
         sampler = SequencePacking(50, 0, documents.metadata, SIZE, 64, split="tail")
-        costs = PartCosts(Arithmetic("tokens ** 2", "batch.balance"))
+        costs = PartCosts(Expression("tokens ** 2", "batch.balance", costs=True))
     else:
         sampler = Random(50, 0)
         columns = {"length": documents.lengths}
-        costs = RowCosts(Arithmetic("length", "batch.balance"), columns)
+        costs = RowCosts(Expression("length", "batch.balance", costs=True), columns)
     given = {"bad": BadSamples(bad, {}, sampler, 0)} if bad else {}
     fetch = Fetch(documents, None, Flatten(), 0, hashed=True, **given)
     return Loader(Plan(sampler, SIZE, costs=costs), fetch, world=world)
@@ -144,7 +145,8 @@ def test_blocks_are_balanced_by_their_tokens(trusting):
         ),
         (
             ["batch.balance=length % 2"],
-            "'length % 2': allowed are columns, numbers, + - * / ** and brackets",
+            "'length % 2': 'Mod' is not allowed; "
+            "allowed are columns, numbers, + - * / ** and brackets",
         ),
         (
             ["batch.balance=length", "sampler=packed", "sampler.tokens=64", "collate=packed"],

@@ -5,10 +5,15 @@ import time
 import numpy as np
 import pytest
 
-from penstock.addons.filters.costs import Arithmetic, PartCosts, RowCosts
+from penstock.addons.filters.costs import PartCosts, RowCosts
+from penstock.addons.filters.expressions import Expression
 from penstock.errors import ConfigError, DataError
 
 COLUMNS = {"length": np.array([1, 2, 3]), "image width": np.array([4, 5, 6], np.uint8)}
+
+
+def arithmetic(text):
+    return Expression(text, "batch.balance", costs=True)
 
 
 @pytest.mark.parametrize(
@@ -22,11 +27,8 @@ COLUMNS = {"length": np.array([1, 2, 3]), "image width": np.array([4, 5, 6], np.
     ],
 )
 def test_arithmetic_over_columns(text, expected):
-    cost = Arithmetic(text, "batch.balance")
-    assert cost(COLUMNS).tolist() == expected
-    assert RowCosts(cost, {name: COLUMNS[name] for name in cost.columns})(
-        np.array([2, 0])
-    ).tolist() == [expected[2], expected[0]]
+    costs = RowCosts(arithmetic(text), COLUMNS)
+    assert costs(np.array([2, 0, 1])).tolist() == [expected[2], expected[0], expected[1]]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def test_arithmetic_over_columns(text, expected):
 )
 def test_what_is_no_arithmetic_is_refused(text, message):
     with pytest.raises(ConfigError, match=r"batch\.balance: ") as caught:
-        Arithmetic(text, "batch.balance")
+        arithmetic(text)
     assert caught.match(message)
 
 
@@ -64,21 +66,17 @@ def test_what_is_no_arithmetic_is_refused(text, message):
 def test_costs_are_numbers_that_can_be_summed(text):
     began = time.thread_time()
     with pytest.raises((ConfigError, DataError), match=r"batch\.balance"):
-        RowCosts(Arithmetic(text, "batch.balance"), COLUMNS)
+        RowCosts(arithmetic(text), COLUMNS)
     assert time.thread_time() - began < 1
 
 
 def test_a_column_of_texts_is_no_cost():
     with pytest.raises(ConfigError, match=r"batch\.balance: column 'length' holds <U1"):
-        RowCosts(Arithmetic("length", "batch.balance"), {"length": np.array(["a", "b"])})
+        RowCosts(arithmetic("length"), {"length": np.array(["a", "b"])})
 
 
 def test_rows_in_blocks_cost_what_their_parts_do():
     parts = np.array([[0, 3, 3, 0], [2, 4, 9, 0], [0, 1, -1, 1]])
-    costs = PartCosts(Arithmetic("tokens ** 2", "batch.balance"))
+    costs = PartCosts(arithmetic("tokens ** 2"))
     assert costs(np.arange(3), parts).tolist() == [9, 4, 1]
-    assert PartCosts(Arithmetic("tokens - 2", "batch.balance"))(np.arange(3), parts).tolist() == [
-        1,
-        0,
-        0,
-    ]
+    assert PartCosts(arithmetic("tokens - 2"))(np.arange(3), parts).tolist() == [1, 0, 0]

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Sampler
 
 import penstock
-from penstock.addons.filters.kept import RowChoice
+from penstock.addons.filters.rows import chosen
 from penstock.build.data import DataParts
 from penstock.command import main
 from penstock.distributed.world import World
@@ -323,8 +323,12 @@ def refusals(*overrides):
         ('filter=["length < 3", "__import__(\'os\')"]', "filter[1]", "may not be called"),
         ("filter={_target_: os.system}", "filter._target_", "may not be called from"),
         (f"filter={{_target_: {HERE}.short, least: 2}}", "filter.least", "unknown argument"),
-        (f"filter={{_target_: {HERE}.wrong}}", "filter", "gave list of int64 (3,)"),
-        (f"filter={{_target_: {HERE}.too_few}}", "filter", "for 3 rows, and there are 120"),
+        (f"filter={{_target_: {HERE}.wrong}}", "filter", "gave int64 (3,)"),
+        (
+            f"filter={{_target_: {HERE}.too_few}}",
+            "filter",
+            "gave bool (3,); a filter gives",
+        ),
         ("unique=hsah", "unique", "no column 'hsah' (did you mean 'hash'?)"),
         ("unique=3", "unique", "got 3"),
         ("without=[1,500]", "without", "row 500 does not exist; the train split has 120 rows"),
@@ -348,7 +352,7 @@ def too_few(table):
 
 def test_a_stream_has_no_rows_to_choose():
     with pytest.raises(ConfigError, match=r"data\.filter: chooses rows by index, and Stream"):
-        RowChoice({"data.filter": "length < 3"}, "train").of(Stream())
+        chosen(Stream(), {"data.filter": "length < 3"}, "train")
 
 
 def test_nothing_left_is_an_error_of_the_data():

@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision import tv_tensors
 
 import penstock
-from penstock.addons.filters.kept import Selection, kept_rows
+from penstock.addons.filters.rows import KeptRows
 from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.packing import pack
 from penstock.addons.packs.recipe import Recipe
@@ -164,7 +164,7 @@ def test_a_filter_leaves_the_fast_way_as_it_is(root, tmp_path):
     dataset = ImageFolder(str(root), "train", val_fraction=0.0)
     packed = Packed(str(pack(dataset, "train", Recipe(None), str(tmp_path))))
     for one in (ImageFolder(str(root), "train", val_fraction=0.0, lazy=True), packed):
-        kept = kept_rows(one, Selection([np.arange(len(one)) % 5 > 0]), {})
+        kept = KeptRows(one, np.arange(len(one)) % 5 > 0, {})
         assert_same(kept, STEPS["centre"]())
         assert is_made_at_once(fetch(kept, DecodeResize(20)), requests(kept)[0])
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import build_train_loader, compose
-from penstock.addons.filters.kept import Selection, kept_rows
+from penstock.addons.filters.rows import KeptRows
 from penstock.addons.mixtures.mixture import Mixture
 from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tabular.table import Table
@@ -195,7 +195,7 @@ def test_a_copy_reads_anew(table):
 
 def test_a_filter(table, monkeypatch):
     data = Parquet(str(table), val_fraction=0.0)
-    kept = kept_rows(data, Selection([np.arange(50) % 3 > 0]), {})
+    kept = KeptRows(data, np.arange(50) % 3 > 0, {})
     work = Fetch(kept, None, Pad(), 0)
     monkeypatch.setattr(Parquet, "samples", never)
     batches = made(work, requests_of(kept, seed=2))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from penstock.addons.filters.expressions import matching
+from penstock.addons.filters.expressions import Expression
 from penstock.addons.record_files.rows import ListedRows, RowSplit, rows_before
 from penstock.addons.tables.arrow.table import RowGroups
 from penstock.addons.tables.parquet import Parquet
@@ -594,4 +594,4 @@ def test_the_table_of_metadata_keeps_whole_numbers_with_gaps(tmp_path):
     pq.write_table(table, tmp_path / "a.parquet")
     data = Parquet(str(tmp_path), fields={"label": None}, val_fraction=0.0)
     assert data.metadata["id"].dropna().unique().tolist() == numbers[:1] + numbers[2:]
-    assert matching(data.metadata, f"id == {2**53 + 1}").sum() == 5
+    assert Expression(f"id == {2**53 + 1}").mask(data.metadata).sum() == 5

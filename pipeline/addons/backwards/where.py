@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.addons.filters.expressions import is_expression, matching
+from penstock.addons.filters.expressions import Expression, is_expression
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
 from penstock.distributed.world import World, default_processes
@@ -200,7 +200,7 @@ def _own_rows(text: str, whole: Any, split: Split) -> list[int]:
         if table is None or text not in table.columns:
             reason = f"no sample's path ends in {text!r}, and it is no expression over the table"
             raise ConfigError(Problem("sample", reason))
-    rows: list[int] = np.flatnonzero(matching(table, text, "sample")).tolist()
+    rows: list[int] = np.flatnonzero(Expression(text, "sample").mask(table)).tolist()
     if not rows:
         raise ConfigError(Problem("sample", f"{text!r}: holds for none of {len(whole)} rows"))
     return rows

@@ -3,22 +3,25 @@
     length < 500 and label != "spam"              length + 0.002 * length ** 2
     `image width` >= 224 & (year in [2019, 2020] | source.str.startswith("news"))
 
-Python's own parser reads a text, which may be a stranger's. What is not on the list below is
-refused, so that no name of Python and no method of an object is reached. The rest means what it
-means to pandas: `and`, `or`, `not` and `in` become `&`, `|`, `~` and `isin` of columns.
+Python's parser reads a text, which may be a stranger's. A node that is not on the list is refused,
+so the text reaches no name of Python and no method that is not named here. The rest means what it
+means to pandas; `and`, `or`, `not`, `in` and comparisons become calls of the functions below.
 """
 
 from __future__ import annotations
 
 import ast
+import operator
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from penstock.config.messages import nearest
 from penstock.errors import ConfigError, Problem
@@ -26,32 +29,20 @@ from penstock.errors import ConfigError, Problem
 Mask = npt.NDArray[np.bool_]
 
 _LONGEST = 10_000  # characters
-_Nodes = tuple[type[ast.AST], ...]
-_ARITHMETIC: _Nodes = (
-    ast.Name,
-    ast.Load,
-    ast.Constant,
-    ast.BinOp,
-    ast.Add,
-    ast.Sub,
-    ast.Mult,
-    ast.Div,
+_COSTS = (
+    *(ast.Name, ast.Load, ast.Constant, ast.UnaryOp, ast.UAdd, ast.USub),
+    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow),
 )
-_ARITHMETIC += (ast.UnaryOp, ast.UAdd, ast.USub)
-_COSTS: _Nodes = (*_ARITHMETIC, ast.Pow)
-_FILTERS: _Nodes = (
-    *_ARITHMETIC,
-    ast.FloorDiv,
-    ast.Mod,
-    ast.BitXor,
-    ast.unaryop,
-    ast.Compare,
-    ast.cmpop,
+_FILTERS = (
+    *_COSTS[:-1],  # a power of whole numbers may never end
+    *(ast.FloorDiv, ast.Mod, ast.BitXor, ast.Not, ast.Invert, ast.BoolOp, ast.And, ast.Or),
+    *(ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn),
+    *(ast.List, ast.Tuple, ast.Call),
 )
-_FILTERS += (ast.BoolOp, ast.boolop, ast.List, ast.Tuple, ast.Call, ast.Attribute, ast.keyword)
+_COMPARE = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}
 _OF_TEXTS = ("contains", "startswith", "endswith", "len", "lower", "upper", "strip")
 _METHODS = ("isna", "notna", "abs", "isin", "between", "duplicated", *_OF_TEXTS)
-# What a text is divided into where that matters; all else is left to Python's parser.
+# Quotes are found first, as an & or a backtick inside of them is a part of the text.
 _LEXEMES = re.compile(
     r"""'''(?:[^'\\]|\\.|'(?!''))*''' | \"""(?:[^"\\]|\\.|"(?!""))*\"""
       | '(?:[^'\\\n]|\\.)*' | "(?:[^"\\\n]|\\.)*" | \#[^\n]*
@@ -82,40 +73,23 @@ class Expression:
         self.text, self.key = text, key
         try:
             tree, quoted = _parsed(text)
-            _check(tree, quoted, costs)
-            names = dict[str, str]()  # a column by the name that it has in the code
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Name):
-                    names[f"c_{node.id}"] = quoted.get(node.id, node.id)
-                    node.id = f"c_{node.id}"
-            self._days = {
-                (names[name], day) for node in ast.walk(tree) for name, day in _beside_texts(node)
-            }
-            self._truths = {names[node.id] for node in _truths(tree) if isinstance(node, ast.Name)}
-            code = ast.fix_missing_locations(ast.Expression(_ForPandas().visit(tree)))
-            self._names, self._code = names, compile(code, "<expression>", "eval")
-        except (RecursionError, MemoryError):
-            raise self._refused("it is too deep") from None
-        except (SyntaxError, ValueError, OverflowError) as error:
-            reason = getattr(error, "msg", None) or str(error)
-            raise self._refused(reason) from None
-        self.columns = tuple(dict.fromkeys(names.values()))
-
-    def check(self, columns: Sequence[str]) -> None:
-        """Raise ConfigError for a column that is not among `columns`."""
-        for column in self.columns:
-            if column not in columns:
-                raise self._refused(no_column(column, columns))
+            rewrite = _Rewrite(quoted, costs)
+            code = ast.fix_missing_locations(ast.Expression(rewrite.visit(tree)))
+            self._names, self._code = rewrite.names, compile(code, "<expression>", "eval")
+        except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+            raise self._refused(getattr(error, "msg", str(error) or "it is too deep")) from None
+        if costs and not self._names:
+            raise self._refused("it names no column, so all rows would cost the same")
+        self.columns = tuple(dict.fromkeys(self._names.values()))
 
     def values(self, columns: Any) -> Any:
         """What it gives for columns by name; raises ConfigError where they do not fit."""
-        given = {alias: columns[name] for alias, name in self._names.items()}
+        known = {alias: columns[name] for alias, name in self._names.items()}
         try:
             with np.errstate(all="ignore"):
-                return eval(self._code, {"__builtins__": {}, "_isin": _isin}, given)
+                return eval(self._code, {"__builtins__": {}, **_CALLED}, known)
         except Exception as error:  # whatever numpy and pandas meet in columns and values
-            reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-            raise self._refused(reason) from None
+            raise self._refused(f"{type(error).__name__}: {error}") from None
 
     def mask(self, table: Any) -> Mask:
         """Whether it holds for each row of a table, pandas' or of columns by name: bool[n].
@@ -127,34 +101,19 @@ class Expression:
             raise self._refused(
                 "the dataset has no table of metadata to filter by (docs/own_dataset.md)"
             )
-        import pandas as pd
-
-        self.check(columns_of_table(table))
-        columns = {name: _series(table[name]) for name in self.columns}
-        for name, day in self._days:
-            # pandas also takes "now" and "10:30", which mean something else each day.
-            if columns[name].dtype.kind == "M" and not re.match(r"\d{4}", day):
-                raise self._refused(f"a day is written as '2026-01-31', not {day!r}")
-        for name in self._truths:
-            if columns[name].dtype.kind in "iuf":
-                raise self._refused(f"{name!r} is a number and no comparison; write {name} > 0")
-        values = self.values(columns)
-        length = len(table) if hasattr(table, "iloc") else len(next(iter(table.values())))
+        known = columns_of_table(table)
+        for column in self.columns:
+            if column not in known:
+                raise self._refused(no_column(column, known))
+        values = self.values({name: _series(table[name]) for name in self.columns})
         if isinstance(values, (bool, np.bool_)):
-            return np.full(length, bool(values))
-        if np.shape(values) == (length,):
-            series = pd.Series(values)
-            if series.dtype.kind == "b":
-                return np.asarray(series.fillna(False), np.bool_)
-        raise self._refused("it gives no true or false for each row; compare a column with a value")
+            values = pd.Series(values, range(len(table[known[0]])))
+        if not isinstance(values, pd.Series) or values.dtype.kind != "b":
+            raise self._refused("it gives no true or false; compare a column with a value")
+        return np.asarray(values.fillna(False), np.bool_)
 
     def _refused(self, reason: str) -> ConfigError:
         return ConfigError(Problem(self.key, f"{self.text[:200]!r}: {reason[:600]}"))
-
-
-def matching(table: object, expression: str, key: str = "data.filter") -> Mask:
-    """Whether `expression` holds for each row of a pandas table: bool[n]; see `Expression`."""
-    return Expression(expression, key).mask(table)
 
 
 def is_expression(text: str) -> bool:
@@ -176,40 +135,18 @@ def no_column(name: object, known: Sequence[str]) -> str:
     return f"there is no column {name!r}{nearest(str(name), known)}; there are {', '.join(known)}"
 
 
-def _series(column: Any) -> Any:
-    """A column numbered from 0, whole numbers of it with 64 bits."""
-    import pandas as pd
-
-    series = pd.Series(column.array if hasattr(column, "array") else np.asarray(column))
-    if series.dtype == object and pd.api.types.infer_dtype(series, skipna=True) == "boolean":
-        return series.astype("boolean")
-    small = isinstance(series.dtype, np.dtype) and series.dtype.kind in "iu"
-    return series.astype(np.int64) if small and series.dtype != np.uint64 else series
-
-
-def _isin(series: Any, values: Any) -> Any:
-    """What `isin` gives; texts beside days are days."""
-    if series.dtype.kind == "M":
-        import pandas as pd
-
-        values = pd.DatetimeIndex(values, tz=series.dt.tz)
-    return series.isin(values)
-
-
 def _parsed(text: str) -> tuple[ast.expr, dict[str, str]]:
     """Python's tree of a text, and what stood in backticks by the name that it has in there."""
     if len(text) > _LONGEST:
         raise ValueError(f"it is longer than {_LONGEST} characters")
-    prefix, names = "quoted_", dict[str, str]()
-    while prefix in text:
-        prefix += "_"
+    names = dict[str, str]()
 
     def replaced(lexeme: re.Match[str]) -> str:
         if lexeme["and"] or lexeme["or"]:
             return " and " if lexeme["and"] else " or "
         if lexeme["name"] is None:
             return lexeme[0]
-        name = f"{prefix}{len(names)}_"
+        name = f"quoted_{len(names)}_"
         names[name] = lexeme["name"].replace("``", "`")
         return f" {name} "
 
@@ -218,135 +155,125 @@ def _parsed(text: str) -> tuple[ast.expr, dict[str, str]]:
         return ast.parse(_LEXEMES.sub(replaced, text).strip(), mode="eval").body, names
 
 
-def _check(tree: ast.expr, quoted: dict[str, str], costs: bool) -> None:
-    """Raise ValueError for a node that is not on the list."""
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    for node in ast.walk(tree):
-        if costs and not isinstance(node, _COSTS):
-            raise ValueError("allowed are columns, numbers, + - * / ** and brackets")
-        shown = ast.unparse(node)[:100]
-        for name, column in quoted.items():
-            shown = shown.replace(name, f"`{column}`")
-        if isinstance(node, (ast.Is, ast.IsNot)):
-            raise ValueError("`is` is not allowed in an expression; write == or isna()")
-        if isinstance(node, ast.Call):
-            of = node.func
-            if not isinstance(of, ast.Attribute) or of.attr not in _METHODS:
-                allowed = ", ".join(_METHODS)
-                shown = ast.unparse(of)[:100]
-                raise ValueError(f"{shown!r} may not be called; allowed: {allowed}")
-            of_text = isinstance(of.value, ast.Attribute) and of.value.attr == "str"
-            if of_text != (of.attr in _OF_TEXTS):
-                raise ValueError(f"{shown!r}: write e.g. title.str.len(), and title.isna()")
-        elif isinstance(node, ast.Attribute):
-            if id(node) not in called and node.attr != "str":
-                raise ValueError(f"{shown!r} is not allowed in an expression")
-        elif isinstance(node, ast.Constant):
-            if costs:
-                if isinstance(node.value, bool) or not isinstance(node.value, (int, float)):
-                    raise ValueError(f"{node.value!r} is no number")
-                node.value = float(node.value)
-            if node.value is not None and type(node.value) not in (bool, int, float, str):
-                raise ValueError(f"{shown!r} is no number and no text")
-        elif isinstance(node, ast.BinOp):
-            for side in (node.left, node.right):  # no `label + "x"`, no `"x" * 9`
-                if _is_text(side) or isinstance(side, (ast.List, ast.Tuple)):
-                    raise ValueError(f"{ast.unparse(side)[:100]} is no number")
-        elif isinstance(node, (ast.List, ast.Tuple)):
-            for item in node.elts:
-                if not isinstance(getattr(item, "operand", item), ast.Constant):
-                    raise ValueError(f"{ast.unparse(item)[:100]!r} is no plain value")
-        elif not costs and not isinstance(node, _FILTERS):
-            raise ValueError(f"{shown!r} is not allowed in an expression")
+class _Rewrite(ast.NodeTransformer):
+    """Refuses nodes that are not on the list, and makes calls of those that pandas has not.
 
+    Columns are renamed, so that none has the name of a function that is called.
+    """
 
-def _beside_texts(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Each column that a node compares with a text, and the text."""
-    if isinstance(node, ast.Compare):
-        operands = [node.left, *node.comparators]
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        operands = [node.func.value, *node.args, *(argument.value for argument in node.keywords)]
-    else:
-        return
-    items = [item for one in operands for item in getattr(one, "elts", [one])]
-    texts = [item.value for item in items if isinstance(item, ast.Constant)]
-    for item in items:
-        if isinstance(item, ast.Name):
-            for text in texts:
-                if isinstance(text, str):
-                    yield item.id, text
-                elif isinstance(text, (int, float)) and not isinstance(text, bool):  # no day
-                    yield item.id, f"the number {text}"
+    def __init__(self, quoted: dict[str, str], costs: bool) -> None:
+        self.names = dict[str, str]()  # a column by the name that it has in the code
+        self._quoted, self._costs = quoted, costs
 
+    def visit(self, node: ast.AST) -> Any:
+        if not isinstance(node, _COSTS if self._costs else _FILTERS):
+            what = ast.unparse(node)[:100] or type(node).__name__
+            rest = "; allowed are columns, numbers, + - * / ** and brackets"
+            raise ValueError(f"{what!r} is not allowed{rest if self._costs else ''}")
+        return super().visit(node)
 
-def _truths(tree: ast.expr) -> Iterator[ast.expr]:
-    """Operands of `and`, `or`, `not` and ~; raises ValueError for those that are no comparison."""
-    for node in ast.walk(tree):
-        operands = node.values if isinstance(node, ast.BoolOp) else []
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.Invert)):
-            operands = [node.operand]
-        for operand in operands:
-            number = isinstance(operand, ast.Constant) and not isinstance(operand.value, bool)
-            if number or (
-                isinstance(operand, ast.BinOp) and not isinstance(operand.op, ast.BitXor)
-            ):
-                raise ValueError(
-                    f"{ast.unparse(operand)[:100]!r} is no comparison; give each one brackets"
-                )
-        yield from operands
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        self.names[f"c_{node.id}"] = self._quoted.get(node.id, node.id)
+        return ast.Name(f"c_{node.id}", ast.Load())
 
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        allowed = (int, float) if self._costs else (int, float, bool, str, type(None))
+        if type(node.value) not in allowed:
+            raise ValueError(f"{node.value!r} is no number")
+        return ast.Constant(float(node.value)) if self._costs else node  # type: ignore[arg-type]
 
-class _ForPandas(ast.NodeTransformer):
-    """Writes `and`, `or`, `not`, `in` and chained comparisons as pandas has them."""
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        for side in (node.left, node.right):  # "x" * 9999999999 would fill the memory
+            if isinstance(getattr(side, "value", 0), str) or hasattr(side, "elts"):
+                raise ValueError(f"{ast.unparse(side)[:100]} is no number")
+        return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
-        self.generic_visit(node)
-        operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
-        return _joined(operator, node.values)
+        return _call(type(node.op).__name__, *map(self.visit, node.values))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
-        self.generic_visit(node)
-        return ast.UnaryOp(ast.Invert(), node.operand) if isinstance(node.op, ast.Not) else node
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        of = node.func
-        if isinstance(of, ast.Attribute) and of.attr == "isin":
-            return ast.Call(ast.Name("_isin", ast.Load()), [of.value, *node.args], node.keywords)
-        return node
+        if isinstance(self.visit(node.op), (ast.Not, ast.Invert)):
+            return _call("Not", self.visit(node.operand))
+        return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        self.generic_visit(node)
-        parts = list[ast.expr]()
-        for operator, (left, right) in zip(
-            node.ops, pairwise([node.left, *node.comparators]), strict=True
-        ):
-            listed = isinstance(operator, (ast.In, ast.NotIn))
-            if isinstance(left, (ast.List, ast.Tuple)) or (listed and _is_text(left)):
-                left, right = right, left
-            if not listed and not isinstance(right, (ast.List, ast.Tuple)):
-                parts.append(ast.Compare(left, [operator], [right]))
-                continue
-            if isinstance(left, (ast.List, ast.Tuple)) or not isinstance(
-                operator, (ast.In, ast.NotIn, ast.Eq, ast.NotEq)
-            ):
-                raise ValueError("a list stands beside `in` or ==, with a column on the other side")
-            if _is_text(right):
-                right = ast.List([right], ast.Load())
-            if not isinstance(right, (ast.List, ast.Tuple)):
-                raise ValueError("`in` needs a list: label in ['ham', 'spam']")
-            found = ast.Call(ast.Name("_isin", ast.Load()), [left, right], [])
-            negative = isinstance(operator, (ast.NotIn, ast.NotEq))
-            parts.append(ast.UnaryOp(ast.Invert(), found) if negative else found)
-        return _joined(ast.BitAnd(), parts)
+        kinds = [ast.Constant(type(self.visit(one)).__name__) for one in node.ops]
+        pairs = pairwise(map(self.visit, [node.left, *node.comparators]))
+        parts = [_call("compared", kind, *pair) for kind, pair in zip(kinds, pairs, strict=True)]
+        return _call("And", *parts)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        method, owner = getattr(node.func, "attr", None), getattr(node.func, "value", None)
+        if method not in _METHODS:
+            what, allowed = ast.unparse(node.func)[:100], ", ".join(_METHODS)
+            raise ValueError(f"{what!r} may not be called; allowed: {allowed}")
+        if (getattr(owner, "attr", None) == "str") != (method in _OF_TEXTS):
+            raise ValueError(f"{method}: write e.g. title.str.len(), and title.isna()")
+        column = owner.value if method in _OF_TEXTS else owner
+        call = _call("method", ast.Constant(method), *map(self.visit, [column, *node.args]))
+        call.keywords = [ast.keyword(one.arg, self.visit(one.value)) for one in node.keywords]
+        return call
 
 
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+def _call(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), [*arguments], [])
 
 
-def _joined(operator: ast.operator, parts: Sequence[ast.expr]) -> ast.expr:
-    made = parts[0]
-    for part in parts[1:]:
-        made = ast.BinOp(made, operator, part)
-    return made
+def _series(column: Any) -> Any:
+    """A column numbered from 0, whole numbers of it with 64 bits."""
+    series = pd.Series(column.array if hasattr(column, "array") else np.asarray(column))
+    if series.dtype == object and pd.api.types.infer_dtype(series, skipna=True) == "boolean":
+        return series.astype("boolean")
+    small = series.dtype in ("i1", "i2", "i4", "u1", "u2", "u4")
+    return series.astype(np.int64) if small else series
+
+
+def _truth(value: Any) -> Any:
+    """True or false, one or for each row. pandas would make bits of a number beside `and`."""
+    if isinstance(value, (bool, np.bool_)):
+        return np.bool_(value)  # ~True is -2
+    if not isinstance(value, pd.Series) or value.dtype.kind != "b":
+        raise ValueError("`and`, `or` and `not` join comparisons; write e.g. length > 0")
+    return value
+
+
+def _compared(kind: str, left: Any, right: Any) -> Any:
+    """A comparison; with a list, whether a column has one of its values."""
+    if "In" in kind or isinstance(right, list | tuple):
+        if kind not in ("In", "NotIn", "Eq", "NotEq"):
+            raise ValueError("a list stands beside `in` or ==, with a column on the other side")
+        found = _method("isin", left, [right] if isinstance(right, str) else right)
+        return ~found if "Not" in kind else found
+    _check_days(left, [right])
+    _check_days(right, [left])
+    return getattr(operator, _COMPARE[kind])(left, right)
+
+
+def _method(name: str, column: Any, *arguments: Any, **keywords: Any) -> Any:
+    if not isinstance(column, pd.Series):
+        raise ValueError(f"{name} is a method of columns")
+    values = arguments[0] if name == "isin" else arguments
+    if not isinstance(values, list | tuple) or (name == "isin" and any(map(np.ndim, values))):
+        raise ValueError("`in` and isin take a list, as in label in ['ham', 'spam']")
+    _check_days(column, values)
+    if name == "isin" and column.dtype.kind == "M":  # pandas finds no text among days
+        return column.isin(pd.DatetimeIndex(values, tz=column.dt.tz))
+    return getattr(column.str if name in _OF_TEXTS else column, name)(*arguments, **keywords)
+
+
+def _check_days(column: Any, values: Any) -> None:
+    """pandas also takes "now" and "10:30" for days, which mean something else each day."""
+    if isinstance(column, pd.Series) and column.dtype.kind == "M":
+        for value in values:
+            number = isinstance(value, int | float)
+            if number or (isinstance(value, str) and not re.match(r"\d{4}", value)):
+                raise ValueError(f"a day is written as '2026-01-31', not {value!r}")
+
+
+_CALLED = {
+    "And": lambda *values: reduce(operator.and_, map(_truth, values)),
+    "Or": lambda *values: reduce(operator.or_, map(_truth, values)),
+    "Not": lambda value: ~_truth(value),
+    "compared": _compared,
+    "method": _method,
+}

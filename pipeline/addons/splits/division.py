@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.addons.filters.kept import KeptRows, Selection, kept_rows
+from penstock.addons.filters.rows import KeptRows
 from penstock.config.targets import arguments, called, options
 from penstock.datasets.reading.base import ranked, val_count
 from penstock.errors import ConfigError, Problem
@@ -121,7 +121,7 @@ def divided(split: Any, dataset: Any) -> Any:
     streams = f"{type(every).__name__} is a stream, which has no rows to divide"
     if why := streams if is_stream(every) else getattr(every, "undivided", ""):
         raise ConfigError(Problem("data.split", why))
-    kept = dataset.selection.rows if isinstance(dataset, KeptRows) else np.arange(len(every))
+    kept = dataset.rows if isinstance(dataset, KeptRows) else np.arange(len(every))
     table, names = table_of(every, split.data.fields), getattr(every, "names", None)
 
     def column(name: str) -> npt.NDArray[Any]:
@@ -147,7 +147,7 @@ def divided(split: Any, dataset: Any) -> Any:
         every.learn_from(kept[of == SPLITS.index("train")])
     if hasattr(every, "serve"):  # else its samples would be those of training
         every.serve(split.name)
-    return kept_rows(every, Selection([mask]), getattr(dataset, "reasons", {}))
+    return KeptRows(every, mask, getattr(dataset, "reasons", {}))
 
 
 def _problems(config: Any) -> list[Problem]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from penstock.errors import ConfigError, Problem
 from penstock.loading.collate import Mismatch, Ragged, Sample, columns, plain, stack
+from penstock.loading.facts import unfiltered
 from penstock.order.keys import IntArray
 
 native: Any
@@ -131,7 +132,7 @@ class Flatten:
 
     def reads(self, dataset: Any) -> bool:
         # Of the class: what wraps a dataset hands on its attributes, and numbers rows otherwise.
-        known = hasattr(type(dataset), "read_tokens")
+        known = hasattr(type(unfiltered(dataset)), "read_tokens")
         # A class of it may put samples together in a way of its own.
         return type(self) is Flatten and known and self.tokens == "tokens" and not self.fields
 
