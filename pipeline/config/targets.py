@@ -71,7 +71,7 @@ OPTIONS = {
     "sweep.optuna": "penstock.addons.sweeps.optuna_sweeper.OptunaSweeper.run",
     "trainer.checkpoint": "penstock.runs.checkpoint.Checkpoints",
     "trainer.freeze": "penstock.training.finetuning.ends_of",
-    "trainer.warm_start": "penstock.training.weights.start",
+    "trainer.warm_start": "penstock.training.finetuning.start",
 }
 # They read pickles, load native code or run what they are told to: nobody trusts them as a whole.
 NEVER = sys.stdlib_module_names | {
@@ -138,7 +138,7 @@ RULES = [
             "penstock",
             "class",
             """loading.collate order.plan order.samplers training.metrics
-            training.objective training.weights transforms addons.albumentations
+            training.objective training.finetuning transforms addons.albumentations
             addons.audio.transforms addons.forecasting.objective addons.mixtures.order
             addons.multi_label addons.pairs addons.stores.blocks
             addons.tabular.models addons.tokens.byte_pairs addons.tokens.flatten

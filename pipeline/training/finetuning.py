@@ -1,52 +1,50 @@
-"""How a trained model learns something else, beside the weights that it begins with (weights.py).
+"""How a trained model learns something else.
 
-trainer.freeze     weights that do not learn, for a run or until an epoch
-trainer.groups     weights with a learning rate, a decay ... of their own
-trainer.recompute  modules whose activations are computed again in the backward pass
+trainer.warm_start  weights of a run or a file that a run begins with
+trainer.freeze      weights that do not learn, for a run or until an epoch
+trainer.groups      weights with a learning rate, a decay ... of their own
+trainer.recompute   modules whose activations are computed again in the backward pass
 
-Frozen weights get no gradient, so no optimizer touches them: no weight decay, and no state before
-they learn. The epoch says which weights learn in it, so a resumed run needs nothing else to know
-them. Batch norms whose weights are frozen stay in evaluation mode; their statistics do not move.
+Each names weights by patterns. Frozen weights get no gradient, so no optimizer touches them: no
+weight decay, and no state before they learn. The epoch says which weights learn in it, so a resumed
+run needs nothing else to know them. Only tensors are read of a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import pickle
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from fnmatch import translate
 from functools import partial
+from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint as recomputed
 
 from penstock.config import targets
 from penstock.config.messages import nearest
 from penstock.config.schema import Config
-from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Index
-from penstock.terminal import say
-from penstock.training.observer import Observer, Record
-from penstock.training.weights import (
-    START,
-    check_used,
-    listed,
-    named_by,
-    numbers,
-    started,
-)
+from penstock.runs import checkpoint
+from penstock.terminal import one_line, say
+from penstock.training.objective_base import in_shape
 
 if TYPE_CHECKING:
     from penstock.tasks.fit import Fit
 
-_FREEZE, _RECOMPUTE = "trainer.freeze", "trainer.recompute"
-FOREVER = -1  # the epoch in which weights begin to learn that never do
-_CHOICE = ("names", "kinds")  # what a group says of its weights
-_KINDS = ("bias", "norm", "embedding")
-_RATES = ("lr", "lr_scale", "layer_decay")
+_START, _FREEZE, _RECOMPUTE = "trainer.warm_start", "trainer.freeze", "trainer.recompute"
+FOREVER = float("inf")  # the epoch in which weights begin to learn that never do
+_SHOWN = 6  # names in a message
+_NESTED = ("state_dict", "model_state_dict", "model", "module")  # where files have the tensors
+_OF_GROUPS = ("names", "kinds", "lr_scale", "layer_decay")  # what no optimizer takes
 
 
 def prepare(config: Config, model: nn.Module, begins: bool) -> None:
@@ -54,32 +52,189 @@ def prepare(config: Config, model: nn.Module, begins: bool) -> None:
 
     Args:
         begins: whether its weights are those that a run begins with.
+
+    Raises:
+        ConfigError: weights do not fit, or a pattern names nothing.
     """
     trainer = config.trainer
-    if trainer.recompute and trainer.compile:
-        reason = "is not for trainer.compile=true; set that to false"
-        raise ConfigError(Problem(_RECOMPUTE, reason))
     if begins and any(trainer.warm_start.values()):
-        targets.options(config, START, model)
-    if any(trainer.freeze.values()):
-        begin_epoch(config, model, 0)
-    if config.distributed.strategy == "fsdp" and {*ends(config, model).values()} - {FOREVER}:
-        reason = (
-            "is not for distributed=fsdp, which shards weights by what learns; set it to null, or "
-            "distributed=ddp"
+        targets.options(config, _START, model)
+    begin_epoch(config, model, 0)
+    if config.distributed.strategy == "fsdp" and {
+        *targets.options(config, _FREEZE, model).values()
+    } - {FOREVER}:
+        raise ConfigError(
+            Problem(
+                f"{_FREEZE}.until",
+                "is not for distributed=fsdp, which shards weights by what learns; set it to null, "
+                "or distributed=ddp",
+            )
         )
-        raise ConfigError(Problem(f"{_FREEZE}.until", reason))
-    if names := listed(trainer.recompute):
-        _recompute(model, names)
+    if trainer.recompute and trainer.compile:
+        raise ConfigError(Problem(_RECOMPUTE, "is not for trainer.compile=true; set that to false"))
+    _recompute(model, _listed(trainer.recompute))
+
+
+# Patterns. One names a weight, or a module with all that is in it: `*` is any text, `?` a
+# character, and `%` a number.
+
+
+def _listed(patterns: Sequence[str] | str | None) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else [str(each) for each in patterns or ()]
+
+
+def numbers(pattern: str, name: str) -> tuple[int, ...] | None:
+    """The numbers in the places of `%`, where a pattern names this or a module that it is in."""
+    either = (translate(each).replace("%", r"(\d++)") for each in (pattern, f"{pattern}.*"))
+    found = re.match("|".join(either), name)
+    return found and tuple(int(digits) for digits in found.groups() if digits is not None)
+
+
+def _named_by(patterns: Sequence[str], name: str) -> bool:
+    return any(numbers(pattern, name) is not None for pattern in patterns)
+
+
+def _check_used(key: str, patterns: Sequence[str], names: Collection[str], what: str) -> None:
+    """Raise ConfigError where a pattern names none of `names`, each of which is a `what`."""
+    for pattern in patterns:
+        if not any(_named_by([pattern], name) for name in names):
+            parts = {name.rsplit(".", up)[0] for name in names for up in range(name.count(".") + 1)}
+            near = nearest(pattern, sorted(parts))
+            raise ConfigError(
+                Problem(key, f"{pattern!r} names no {what}{near}; there is {_few(names)}")
+            )
+
+
+def _few(names: Collection[str]) -> str:
+    shown = [one_line(name)[:120] for name in [*names][:_SHOWN]]
+    return ", ".join([*shown, f"{len(names)} in all"] if len(names) > _SHOWN else shown)
+
+
+# Weights of a run or a file
+
+
+@torch.no_grad()
+def start(
+    model: nn.Module,
+    /,
+    path: str,
+    strict: bool = True,
+    without: Sequence[str] | str = (),
+    rename: dict[str, str] | None = None,
+) -> None:
+    """Give a model the weights of a file, in its own dtypes; the section `trainer.warm_start`.
+
+    Args:
+        path: a run's folder, a checkpoint, or a file.
+        strict: whether all of them must fit.
+        without: patterns of names that keep their new weights.
+        rename: beginnings of names in the file, and those in the model.
+
+    Raises:
+        ConfigError: some do not fit, and `strict` is true; or none do.
+    """
+    own, without = model.state_dict(), _listed(without)
+    _check_used(f"{_START}.without", without, own, f"tensor of {type(model).__name__}")
+    tensors = read(Path(path).expanduser())
+    for before, after in (rename or {}).items():
+        for name in [name for name in tensors if name.startswith(before)]:
+            tensors[after + name.removeprefix(before)] = tensors.pop(name)
+    # A head of the file's may be left out, too, that the model has not.
+    tensors = {name: value for name, value in tensors.items() if not _named_by(without, name)}
+    fits = {
+        name: value
+        for name, value in tensors.items()
+        if name in own and value.shape == own[name].shape
+        if value.is_floating_point() == own[name].is_floating_point()
+    }
+    left = [name for name in own if _named_by(without, name)]
+    odd = {
+        "missing": [name for name in own if name not in tensors and name not in left],
+        "unexpected": [name for name in tensors if name not in own],
+        "of another shape": [
+            f"{name} {in_shape(value)} in the file, {in_shape(own[name])} in the model"
+            for name, value in tensors.items()
+            if name in own and name not in fits
+        ],
+    }
+    parts = [f"{what}: {_few(names)}" for what, names in {"left out": left, **odd}.items() if names]
+    words = "; ".join([f"{len(fits)} of {len(own)} tensors", *parts])
+    if not fits or (strict and any(odd.values())):
+        raise ConfigError(
+            Problem(
+                f"{_START}.path",
+                f"{path!r} does not fit {type(model).__name__}: {words}. Is it another model? "
+                "rename maps names, without=[NAMES] keeps new weights, strict=false takes what "
+                "fits",
+            )
+        )
+    for name, value in fits.items():
+        own[name].copy_(value)
+    # It is said when the run's folder is open: by one rank, and in the manifest.
+    vars(model)["warm_start"] = f"{words} from {path}"
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a run's best weights, or of a file, by name; on the CPU.
+
+    Only tensors are read: of a run's folder its best checkpoint; NAME.safetensors; NAME.pt, .pth,
+    .bin or .ckpt as torch.save writes a state_dict.
+
+    Raises:
+        ConfigError: nothing is there, or it is no file of weights.
+    """
+    try:
+        if path.is_file() and path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            best = checkpoint.find(path)
+            with safe_open(best, framework="pt") as file:
+                is_checkpoint = "state" in (file.metadata() or {})
+            state = checkpoint.load(best) if is_checkpoint else {"model": load_file(best)}
+            content = state.get("averaged") or state["model"]
+        for name in _NESTED:
+            content = content[name] if isinstance(content.get(name), Mapping) else content
+        return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    except Exception as error:  # torch and safetensors raise any of them
+        reason = (
+            "holds more than tensors, and reading that could run any code; save its "
+            "model.state_dict() alone, at best with safetensors.torch.save_file"
+            if isinstance(error, pickle.UnpicklingError)
+            else f"is no whole file of tensors ({one_line(error)[:200]})"
+        )
+        raise ConfigError(Problem(f"{_START}.path", f"{str(path)!r} {reason}")) from error
+
+
+class Teacher(nn.Module):
+    """A model with the weights of a run or a file, which gives its outputs and never learns.
+
+    It stays in evaluation mode whatever the model around it is set to, its outputs carry no
+    gradient, and its weights stand in no optimizer. Held by an objective, it is in no checkpoint.
+
+    Args:
+        model: the same as that of the weights.
+        path: a run's folder, a checkpoint, or a file of weights.
+        rename: how names of the file begin, and how they do in the model.
+
+    Raises:
+        ConfigError: the weights do not fit the model.
+    """
+
+    def __init__(self, model: nn.Module, path: str, rename: dict[str, str] | None = None) -> None:
+        super().__init__()
+        start(model, path, rename=rename)
+        self.model = model
+        self.requires_grad_(False).train(False)
+
+    def train(self, mode: bool = True) -> Teacher:
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        return self.model(*inputs, **options)
 
 
 # Frozen weights
-
-
-def ends(config: Config, model: nn.Module) -> Mapping[str, int]:
-    """The epoch in which each frozen weight of a model begins to learn, by name; or FOREVER."""
-    asked = any(config.trainer.freeze.values())
-    return targets.options(config, _FREEZE, model) if asked else {}
 
 
 def ends_of(
@@ -87,8 +242,10 @@ def ends_of(
     /,
     names: Sequence[str] | str = (),
     until: Index | list[Index | None] | None = None,
-) -> Mapping[str, int]:
-    """As `ends`, of the section `trainer.freeze`; the first pattern that names a weight says so.
+) -> Mapping[str, float]:
+    """The epoch in which each frozen weight of a model begins to learn, by name; or FOREVER.
+
+    The section `trainer.freeze`. The first pattern that names a weight says so.
 
     Args:
         names: patterns of weights that do not learn.
@@ -97,25 +254,25 @@ def ends_of(
     Raises:
         ConfigError: a pattern names no weight, or nothing is left to learn.
     """
-    names = listed(names)
+    names = _listed(names)
     each = until if isinstance(until, list) else [until] * len(names)
-    if not names:
+    if len(each) != len(names) or (until is not None and not names):
         raise ConfigError(
-            Problem(f"{_FREEZE}.until", f"has no names; set {_FREEZE}.names, patterns of weights")
+            Problem(
+                f"{_FREEZE}.until",
+                f"{until} is for {len(names)} names; give one epoch, or one for each of them",
+            )
         )
-    if len(each) != len(names):
-        reason = f"has {len(each)} epochs for {len(names)} names; give one for each, or one"
-        raise ConfigError(Problem(f"{_FREEZE}.until", reason))
     weights = dict(model.named_parameters())
-    check_used(f"{_FREEZE}.names", names, list(weights), f"weight of {type(model).__name__}")
-    by_name: dict[str, int] = {}
+    _check_used(f"{_FREEZE}.names", names, weights, f"weight of {type(model).__name__}")
+    by_name: dict[str, float] = {}
     for pattern, end in zip(names, each, strict=True):
-        for name in weights:
-            if named_by([pattern], name):
-                by_name.setdefault(name, FOREVER if end is None else end)
-    if all(by_name.get(name) or not weights[name].requires_grad for name in weights):
-        reason = "leaves no weight that learns in epoch 0; name fewer"
-        raise ConfigError(Problem(f"{_FREEZE}.names", reason))
+        for name in filter(partial(_named_by, [pattern]), weights):
+            by_name.setdefault(name, FOREVER if end is None else end)
+    if names and all(by_name.get(name) or not weights[name].requires_grad for name in weights):
+        raise ConfigError(
+            Problem(f"{_FREEZE}.names", "leaves no weight that learns in epoch 0; name fewer")
+        )
     return {name: end for name, end in by_name.items() if end}
 
 
@@ -124,57 +281,42 @@ def begin_epoch(config: Config, model: nn.Module, epoch: int) -> bool:
 
     Returns: whether others do than before.
     """
-    changed, frozen = False, set[int]()
-    weights = dict(model.named_parameters())
-    for name, end in ends(config, model).items():
-        learns = end != FOREVER and epoch >= end
-        changed |= weights[name].requires_grad != learns
-        weights[name].requires_grad = learns
-        if not learns:
-            frozen.add(id(weights[name]))
-    # Batch norms stay in evaluation whose weights are frozen; those without any, if a pattern names
-    # them and the module around them is frozen. Everybody calls `train` of the whole model, so that
-    # of the norm itself is replaced.
-    patterns = listed(config.trainer.freeze.get("names"))
+    changed, frozen, weights = (
+        False,
+        targets.options(config, _FREEZE, model),
+        dict(model.named_parameters()),
+    )
+    for name, end in frozen.items():
+        changed |= weights[name].requires_grad != (epoch >= end)
+        weights[name].requires_grad = epoch >= end
     for path, module in model.named_modules():
-        if not isinstance(module, _NormBase) or not module.track_running_stats:
-            continue
-        has_own = any(True for _ in module.parameters())
-        part = module if has_own else model.get_submodule(path.rpartition(".")[0])
-        of_part = {id(weight) for weight in part.parameters()}
-        if of_part and of_part <= frozen and (has_own or named_by(patterns, path)):
-            module.train = MethodType(_stay, module)  # type: ignore[method-assign]
-            module.eval()
-        else:
+        own = [frozen.get(f"{path}.{name}", 0) for name, _ in module.named_parameters()]
+        if own and getattr(module, "track_running_stats", False):
             vars(module).pop("train", None)
+            # A batch norm whose weights are frozen keeps its statistics, too. Everybody calls
+            # `train` of the whole model, so that of the norm itself is replaced.
+            if epoch < min(own):
+                module.eval().train = lambda mode=True, norm=module: norm  # type: ignore
     return changed
-
-
-def _stay(self: nn.Module, mode: bool = True) -> nn.Module:
-    return nn.Module.train(self, False)
 
 
 # Activations that are computed again
 
 
-def _recompute(model: nn.Module, names: list[str]) -> None:
+def _recompute(model: nn.Module, patterns: list[str]) -> None:
     """Let the outermost modules of a model that the patterns name be computed again.
 
     Raises:
         ConfigError: a pattern names no module, or a list of modules, which computes nothing.
     """
     modules = {name: module for name, module in model.named_modules() if name}
-    check_used(_RECOMPUTE, names, list(modules), f"module of {type(model).__name__}")
-    outermost = ""
+    _check_used(_RECOMPUTE, patterns, modules, f"module of {type(model).__name__}")
     for name, module in modules.items():
-        inside = outermost and name.startswith(f"{outermost}.")
-        if inside or not named_by(names, name):
-            continue
-        if type(module).forward is nn.Module.forward:
-            reason = f"{name} is a {type(module).__name__}, which is not called; name {name}.%"
-            raise ConfigError(Problem(_RECOMPUTE, reason))
-        module.forward = MethodType(_forward, module)
-        outermost = name
+        if _named_by(patterns, name) and not _named_by(patterns, name.rpartition(".")[0]):
+            if type(module).forward is nn.Module.forward:
+                what = f"{name} is a {type(module).__name__}, which is not called"
+                raise ConfigError(Problem(_RECOMPUTE, f"{what}; name {name}.%"))
+            module.forward = MethodType(_forward, module)
 
 
 def _forward(self: nn.Module, *arguments: Any, **options: Any) -> Any:
@@ -182,44 +324,25 @@ def _forward(self: nn.Module, *arguments: Any, **options: Any) -> Any:
     forward = partial(type(self).forward, self)
     if not torch.is_grad_enabled():
         return forward(*arguments, **options)
-    return checkpoint(
-        forward,
-        *arguments,
-        use_reentrant=False,
-        context_fn=lambda: (nullcontext(), _again(self)),
-        **options,
-    )
+    both = nullcontext(), _with_buffers(self, [buffer.clone() for buffer in self.buffers()])
+    return recomputed(forward, *arguments, use_reentrant=False, context_fn=lambda: both, **options)
 
 
 @contextmanager
-def _again(module: nn.Module) -> Iterator[None]:
-    """Batch norms measure the batch and do not count it.
+def _with_buffers(module: nn.Module, before: list[Tensor]) -> Iterator[None]:
+    """The second call sees the buffers that the first one saw, and leaves them as they are.
 
-    Raises:
-        PenstockError: another buffer has changed, which it then has twice.
+    So batch norms count a batch once. Through `.data`, as autograd would take it for a change of
+    what the backward pass needs.
     """
-    norms = [
-        each
-        for each in module.modules()
-        if isinstance(each, _NormBase) and each.training and each.track_running_stats
-    ]
-    counted = {id(buffer) for norm in norms for buffer in norm.buffers()}
-    others = {n: b for n, b in module.named_buffers() if id(b) not in counted}
-    before = {name: buffer._version for name, buffer in others.items()}
-    kept = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, None
+    now = [buffer.clone() for buffer in module.buffers()]
+    for buffer, value in zip(module.buffers(), before, strict=True):
+        buffer.data.copy_(value)
     try:
         yield
-    finally:
-        for norm, momentum, count in kept:
-            norm.momentum, norm.num_batches_tracked = momentum, count
-        # Here, as torch leaves by an exception when it has all that it needs.
-        if changed := [name for name, buffer in others.items() if buffer._version != before[name]]:
-            raise PenstockError(
-                f"{_RECOMPUTE}: {type(module).__name__} changes {changed[0]} when it is called, "
-                "which it would do twice; leave that module out"
-            )
+    finally:  # torch leaves by an exception when it has all that it needs
+        for buffer, value in zip(module.buffers(), now, strict=True):
+            buffer.data.copy_(value)
 
 
 # Groups of weights
@@ -233,31 +356,6 @@ def _again(module: nn.Module) -> Iterator[None]:
 # optimizer's own.
 
 
-@dataclass
-class _Group:
-    """A group as it is written.
-
-    Attributes:
-        layers: the layer of each weight that it is about, from 0 on, by name.
-        is_used: whether it sets something of a weight.
-    """
-
-    key: str
-    settings: Mapping[str, Any]
-    layers: Mapping[str, int]
-    is_used: bool = False
-
-    def values(self, name: str, lr: float) -> dict[str, Any]:
-        """The arguments that it sets of a weight; `lr` is the optimizer's."""
-        values = {of: value for of, value in self.settings.items() if of not in _CHOICE}
-        if "lr_scale" in values:
-            values["lr"] = lr * values.pop("lr_scale")
-        if "layer_decay" in values:
-            above = max(self.layers.values()) - self.layers[name]
-            values["lr"] = lr * values.pop("layer_decay") ** above
-        return values
-
-
 def arranged(config: Config, key: str, part: nn.Module, model: nn.Module) -> list[Any]:
     """The weights of `part` that the optimizer at `key` trains, in groups where there are any.
 
@@ -265,164 +363,100 @@ def arranged(config: Config, key: str, part: nn.Module, model: nn.Module) -> lis
         model: that `part` is a part of, or the same.
 
     Raises:
-        ConfigError: a group is about no weight, or all that it sets is set by others before it.
+        ConfigError: a group is about no weight, or the optimizer refuses what it sets.
     """
-    of_model = {id(weight): name for name, weight in model.named_parameters()}
-    frozen = ends(config, model)
-    trained = {}
-    for own_name, weight in part.named_parameters():
-        name = of_model.get(id(weight), own_name)
-        if weight.requires_grad or frozen.get(name, FOREVER) != FOREVER:
-            trained[name] = weight
-    if frozen and not trained:
-        reason = f"has nothing to learn, as {_FREEZE}.names names all that it trains; name fewer"
-        raise ConfigError(Problem(key, reason))
-    node: Any = config.optimizer if key == "optimizer" else config.optimizer[key.rpartition(".")[2]]
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    later = {name for name, end in targets.options(config, _FREEZE, model).items() if end < FOREVER}
+    trained = {
+        names[id(weight)]: weight
+        for weight in part.parameters()
+        if weight.requires_grad or names[id(weight)] in later
+    }
     written = {name: of for name, of in (config.trainer.groups or {}).items() if of is not None}
-    taken = targets.arguments(targets.called(node))
-    problems = [each for name, of in written.items() for each in _wrong(name, of, node, taken)]
-    if problems:
-        raise ConfigError(problems)
-    if not written:
+    if not written or not trained:
         return list(trained.values())
-    groups = [_group(f"trainer.groups.{name}", of, model, trained) for name, of in written.items()]
-    made: dict[tuple[Any, ...], dict[str, Any]] = {}
+    node: Any = config.optimizer if key == "optimizer" else config.optimizer[key.rpartition(".")[2]]
+    supply = {"params": list(trained.values()), "model": part, "total_steps": 0}
+    rate = targets.make(node, key, supply).defaults.get("lr", 0.0)
+    groups = [_group(name, of, rate, model, trained) for name, of in written.items()]
+    made: dict[str, dict[str, Any]] = {}
     for name, weight in trained.items():
-        values: dict[str, Any] = {}
-        by = []
-        for group in groups:
-            own = group.values(name, float(node.get("lr", 0) or 0)) if name in group.layers else {}
-            if own.keys() - values.keys():
-                values = {**own, **values}
-                group.is_used = True
-                layer = f".{group.layers[name]}" if "layer_decay" in group.settings else ""
-                by.append(group.key.rpartition(".")[2] + layer)
-        alike = tuple(sorted((setting, repr(value)) for setting, value in values.items()))
-        first = {"params": [], "name": "+".join(by) or "others", **values}
-        made.setdefault(alike, first)["params"].append(weight)
-    for group in groups:
-        if group.layers and not group.is_used:
-            reason = "sets nothing: groups before it are about the same weights; put it first"
-            raise ConfigError(Problem(group.key, reason))
+        about = [group[name] for group in groups if name in group]
+        values = {of: value for _, own in reversed(about) for of, value in own.items()}
+        label = f"{key}.{'+'.join(label for label, _ in about) or 'others'}"
+        first = {"params": [], "name": label.removeprefix("optimizer."), **values}
+        made.setdefault(repr(sorted(values.items())), first)["params"].append(weight)
+    # torch checks the arguments of an optimizer, and not those of its groups.
+    for group in made.values():
+        own = {of: value for of, value in group.items() if of not in ("params", "name")}
+        targets.make({**node, **own}, f"trainer.groups.{group['name']}", supply)
     # The record of an epoch has the learning rate of the first.
-    return sorted(made.values(), key=lambda values: "lr" in values)
-
-
-def _wrong(
-    name: str, group: Mapping[str, Any], node: Mapping[str, Any], taken: Iterable[str]
-) -> Iterator[Problem]:
-    """What is wrong with a group as it is written; `taken` are the optimizer's arguments."""
-    key = f"trainer.groups.{name}"
-    known = [*_CHOICE, *_RATES, *(argument for argument in taken if argument != "params")]
-    if "params" not in taken:
-        yield Problem(key, "the optimizer takes no weights in groups; choose another one")
-    for unknown in group.keys() - set(known):
-        yield Problem(f"{key}.{unknown}", f"is nothing that a group sets{nearest(unknown, known)}")
-    if not any(group.get(choice) for choice in _CHOICE):
-        reason = f"says no weights; give names (patterns) or kinds ({', '.join(_KINDS)})"
-        yield Problem(key, reason)
-    for kind in listed(group.get("kinds")):
-        if kind not in _KINDS:
-            yield Problem(f"{key}.kinds", f"{kind!r}; allowed: {', '.join(_KINDS)}")
-    rates = [rate for rate in _RATES if rate in group]
-    if len(rates) > 1:
-        yield Problem(key, f"{' and '.join(rates)} both say the learning rate; leave one")
-    if group.keys() <= set(_CHOICE):
-        yield Problem(key, "sets nothing; give lr, lr_scale, layer_decay, weight_decay ...")
-    for setting in (*rates, "weight_decay"):
-        value = group.get(setting, 0)
-        if type(value) not in (int, float) or not 0 <= value < float("inf"):
-            yield Problem(f"{key}.{setting}", f"{value!r}; allowed: numbers from 0 on")
-    if rates and rates != ["lr"] and not isinstance(node.get("lr"), (int, float)):
-        yield Problem(f"{key}.{rates[0]}", "multiplies the optimizer's lr, which is not set")
+    return sorted(made.values(), key=lambda group: "lr" in group)
 
 
 def _group(
-    key: str, settings: Mapping[str, Any], model: nn.Module, trained: Mapping[str, Tensor]
-) -> _Group:
-    """A group, with the weights of one optimizer that it is about.
+    group: str,
+    settings: Mapping[str, Any],
+    rate: float,
+    model: nn.Module,
+    trained: Mapping[str, Tensor],
+) -> dict[str, tuple[str, dict[str, Any]]]:
+    """What a group is called and sets, by the weights that it is about.
 
     Args:
-        trained: the weights that the optimizer trains, by their names in the model.
+        rate: the optimizer's learning rate.
+        trained: the weights that one optimizer trains, by their names in the model.
     """
-    names, kinds = listed(settings.get("names")), listed(settings.get("kinds"))
-    every = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    what = f"trained weight of {type(model).__name__}"
-    check_used(f"{key}.names", names, list(dict.fromkeys([*trained, *every])), what)
-    known = _kinds(model)
-    layers: dict[str, tuple[int, tuple[int, ...]]] = {}  # by pattern and by the numbers in it
+    key = f"trainer.groups.{group}"
+    names, kinds = (_listed(settings.get(of)) for of in ("names", "kinds"))
+    # Those of other optimizers, too, which may be the ones that it is about.
+    known = [
+        name for name, each in model.named_parameters() if name in trained or each.requires_grad
+    ]
+    _check_used(f"{key}.names", names, known, f"trained weight of {type(model).__name__}")
+    factors = [settings.get(of, 1.0) for of in ("lr_scale", "layer_decay")]
+    places = dict[str, tuple[int, tuple[int, ...]]]()  # by pattern and by the numbers in it
     for name in trained:
+        module = model.get_submodule(name.rpartition(".")[0])
+        of_kind = {
+            "bias": name.endswith("bias"),
+            "norm": "norm" in type(module).__name__.lower(),
+            "embedding": isinstance(module, nn.Embedding),
+        }
+        if {*map(type, factors)} - {int, float} or {*kinds} - {*of_kind} or not (names or kinds):
+            reason = f"needs names (patterns) or kinds ({', '.join(of_kind)}), and numbers"
+            raise ConfigError(Problem(key, reason))
         for order, pattern in enumerate(names or ["*"]):
             found = numbers(pattern, name)
-            if found is not None and (not kinds or known.get(name, set()) & {*kinds}):
-                layers[name] = order, found
-                break
-    if not layers and trained.keys() >= set(every):  # no other optimizer has some
-        raise ConfigError(Problem(key, f"is about no {what}; it has none of {', '.join(kinds)}"))
-    ranks = {layer: number for number, layer in enumerate(sorted(set(layers.values())))}
-    return _Group(key, settings, {name: ranks[layer] for name, layer in layers.items()})
-
-
-def _kinds(model: nn.Module) -> dict[str, set[str]]:
-    """The kinds of each weight of a model, by name."""
-    found = {}
-    for path, module in model.named_modules():
-        for name, _ in module.named_parameters(recurse=False):
-            is_kind = {
-                "bias": name.rpartition("_")[2] == "bias",
-                "norm": "norm" in type(module).__name__.lower(),
-                "embedding": isinstance(module, nn.Embedding),
-            }
-            found[f"{path}.{name}".lstrip(".")] = {kind for kind in _KINDS if is_kind[kind]}
-    return found
-
-
-def _named_groups(optimizer: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Each group of an optimizer, or of several, and its name."""
-    parts = getattr(optimizer, "by_name", {"": optimizer})
-    return [
-        (".".join(filter(None, (part, str(group.get("name", ""))))), group)
-        for part, each in parts.items()
-        for group in each.param_groups
-    ]
-
-
-# What a run says of all that
-
-
-def watching(fit: Fit) -> list[Observer]:
-    """Say on the first rank which weights learn how; the observer notes their rates."""
-    model, manifest = fit.model, fit.folder.manifest
-    if model in started:
-        manifest["warm_start"] = started[model]
-    if until := ends(fit.config, model):
-        frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
-        later = sorted({*until.values()} - {FOREVER})
-        then = f"; some learn from epoch {', '.join(map(str, later))} on" if later else ""
-        say(f"{'frozen':<9} {frozen:,} parameters in epoch 0{then}")
-    if not any("name" in group for group in fit.optimizer.param_groups):
-        return []
-    manifest["groups"] = []
-    for name, group in _named_groups(fit.optimizer):
-        count = sum(weight.numel() for weight in group["params"])
-        rate = float(group.get("max_lr", group.get("initial_lr", group["lr"])))
-        decay = group.get("weight_decay")
-        say(
-            f"{'' if manifest['groups'] else 'groups':<9} {name}: {len(group['params'])} weights, "
-            f"{count:,} parameters, lr {rate:.3g}"
-            + ("" if decay is None else f", weight decay {decay:g}")
+            if found is not None and (not kinds or any(map(of_kind.get, kinds))):
+                places.setdefault(name, (order, found))
+    own = {of: value for of, value in settings.items() if of not in _OF_GROUPS}
+    layers, (scale, decay) = sorted(set(places.values())), factors
+    rates = {  # the last layer has the whole one
+        at: own.get("lr", rate) * scale * decay**above for above, at in enumerate(reversed(layers))
+    }
+    is_layered, is_scaled = "layer_decay" in settings, factors != [1.0, 1.0]
+    return {
+        name: (
+            f"{group}.{layers.index(at)}" if is_layered else group,
+            {**own, "lr": rates[at]} if is_scaled else own,
         )
-        facts = {"name": name, "weights": len(group["params"]), "parameters": count}
-        manifest["groups"].append({**facts, "lr": rate, "weight_decay": decay})
-    return [_Rates(fit)]
+        for name, at in places.items()
+    }
 
 
-class _Rates(Observer):
-    """Adds the learning rate of each group to the record of an epoch, as `lr/NAME`."""
-
-    def __init__(self, fit: Fit) -> None:
-        self._fit = fit
-
-    def on_record(self, record: Record) -> None:
-        for name, group in _named_groups(self._fit.optimizer):
-            record.setdefault(f"lr/{name}", float(group["lr"]))
+def watching(fit: Fit) -> None:
+    """Say on the first rank which weights learn how."""
+    if found := vars(fit.model).get("warm_start"):
+        fit.folder.manifest["warm_start"] = found
+        say(f"{'start':<9} {found}")
+    if targets.options(fit.config, _FREEZE, fit.model):
+        frozen = sum(each.numel() for each in fit.model.parameters() if not each.requires_grad)
+        say(f"{'frozen':<9} {frozen:,} parameters in epoch 0")
+    for group in [group for group in fit.optimizer.param_groups if "name" in group]:
+        say(
+            f"{'group':<9} {group['name']}: {len(group['params'])} weights, "
+            f"{sum(weight.numel() for weight in group['params']):,} parameters, "
+            f"lr {group.get('max_lr', group.get('initial_lr', group['lr'])):.3g}, "
+            f"weight decay {group.get('weight_decay', 0):g}"
+        )

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from penstock.runs import checkpoint
+from penstock.training.finetuning import Teacher
 from penstock.training.models import SmallConvNet
-from penstock.training.weights import Teacher
 from tests.program import run
 from tests.tokens.test_documents import blocks, commands, write_files
 
