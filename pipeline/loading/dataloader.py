@@ -104,11 +104,11 @@ class RowFetch:
             self._seeding.seed(seeds[0])
             samples = many(keys)
         else:
-            samples, cell = [], worker_status.current.cell
+            samples, cell, begin = [], worker_status.current.cell, self._seeding.seed
             cell[worker_status.STAGE] = worker_status.READ
             for slot, (key, seed) in enumerate(zip(keys, seeds, strict=False)):
                 cell[worker_status.PLACE] = slot
-                self._seeding.seed(seed)
+                begin(seed)
                 samples.append(self.dataset[key])
         begin_sample(None)
         worker_status.report(worker_status.WHOLE, worker_status.COLLATE)

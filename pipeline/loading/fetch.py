@@ -1,12 +1,14 @@
 """Request to batch: the one function that every executor runs.
 
-1. A batch that can be had at once (whole.py) is made so: gathered, or decoded together.
-2. Else each row is seeded by its key (seed, epoch, position), read, named and transformed. What is
-   bad is left out or replaced (bad_samples.py).
+1. A batch that can be had at once, without a sample for each row, is made so: a dataset gathers
+   rows by itself, or one step decodes all pictures together (`transforms/image_decoding.py`).
+2. Else, and where anything is out of the ordinary (a bad sample, fields that do not fit together),
+   each row is seeded by its key (seed, epoch, position), read, named and transformed. What is bad
+   is left out or replaced (bad_samples.py). The values are the same, to the bit.
 3. The samples are collated, and the batch is transformed where that is to be done here.
 
 A `Fetch` is a plain callable that can be pickled; it knows nothing of workers, ranks or devices.
-Cost beside the data's own: 30 us a batch and 1 us a sample, and what `order/seeding.py` says.
+Cost beside the data's own: 25 us a batch and 0.7 us a sample, and what `order/seeding.py` says.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
+from torch import Tensor
 from torch.utils.data import Subset
 
 from penstock.errors import DataError, PenstockError
-from penstock.loading import encoded, worker_status
+from penstock.loading import worker_status
 from penstock.loading.bad_samples import (
     ATTEMPTS,
     BadSamples,
@@ -37,16 +40,19 @@ from penstock.loading.bad_samples import (
     path_of,
 )
 from penstock.loading.batch import Batch
-from penstock.loading.collate import Mismatch, kinds_of
+from penstock.loading.collate import Mismatch, Stack, columns, kinds_of, stack
 from penstock.loading.digests import hash_sample
-from penstock.loading.facts import own_row
+from penstock.loading.encoded import EncodedImage, StoredPictures, notices
+from penstock.loading.facts import SomeRows, own_row
 from penstock.loading.fields import NAMELESS, Fields, OwnCollate, Restore, restorer
 from penstock.loading.stage_timer import StageTimer
-from penstock.loading.whole import gathered, way_of
 from penstock.order.keys import IntArray, KeyArray, begin_sample, sample_keys
 from penstock.order.plan import Request
 from penstock.order.seeding import Seeding, scope, watch
 
+Made = tuple[Mapping[str, Any], Mapping[str, str]]  # fields of a batch, and their kinds
+# Members by which a class says what samples are.
+_READING = {"__getitem__", "__getitems__", "__iter__", "decode", "samples", "fetch_batch"}
 _ADVICE = (
     "Something that has no seed decides it: a generator made anew at each call, or kept in a "
     "module, a class or a closure; the clock, the system's random numbers, a counter; or a step "
@@ -108,8 +114,8 @@ class Fetch:
         self.reads_many = hasattr(self.dataset, "__getitems__") and not isinstance(
             self.dataset, Subset
         )
-        self._way = way_of(self)
-        self.gathers = self._way is gathered and self.batch_transform is None
+        self._way = _way_of(self)
+        self.gathers = self._way is _gathered and self.batch_transform is None
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """In a worker that was not forked."""
@@ -124,7 +130,7 @@ class Fetch:
                 place, or rows do not fit together.
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
-        return self.made(request, self.dataset, StageTimer(), self.bad.substitutes)
+        return self.made(Samples(self, request))
 
     def first_of_threads(self, request: Any) -> Any:
         """The batch of `request`, made in this thread; from then on threads may make others.
@@ -139,20 +145,18 @@ class Fetch:
         self.draws_nothing = True
         return batch
 
-    def made(
-        self, request: Request, rows: Any, timer: StageTimer, substitutes: Substitutes
-    ) -> Batch:
-        """The batch of `request` with its samples read from `rows`, by index."""
-        warnings = dict[str, str]()
+    def made(self, samples: Samples) -> Batch:
+        """The batch of samples that nobody has read yet."""
         try:
-            batch = self._made(Samples(self, request, rows, timer, substitutes, warnings))
+            batch = self._made(samples)
         finally:
             begin_sample(None)
+        warnings = samples.warnings
         if self.batch_transform is not None:  # the samples' memory is free meanwhile
             worker_status.report(worker_status.WHOLE, worker_status.BATCH)
             batch = self.batch_transform(batch)
-            timer.lap("batch")
-        for kind, text in [*encoded.notices.items()]:  # threads add to it
+            samples.timer.lap("batch")
+        for kind, text in [*notices.items()]:  # threads add to it
             # Boxes, masks or points, perhaps, of images that nobody has looked at before.
             firsts = (v[0] if isinstance(v, list) and v else v for v in batch.values())
             places = any(getattr(first, "ndim", 0) in (2, 3) for first in firsts)
@@ -173,8 +177,9 @@ class Fetch:
         if self.draws_nothing:
             batch = self._by_sample(samples, begin_sample)
         else:
-            make = partial(self._by_sample, samples, self._seeding.seed)
-            batch = self._seeding.run(make, samples.asked.epoch)
+            batch = self._seeding.run(
+                lambda: self._by_sample(samples, self._seeding.seed), samples.asked.epoch
+            )
             if not self.compared:
                 self._compare(samples)
                 self.compared = True
@@ -192,7 +197,7 @@ class Fetch:
         for slot, key in enumerate(samples.keys.tolist()):
             seed(key)
             samples.made.append(samples.make(slot, samples.indices[slot]))
-            samples.timer.lap("transform")
+        samples.timer.lap("read")
         samples.early = None  # what is read from now on takes the place of something
         samples.bad = {slot: of for slot, of in enumerate(samples.made) if isinstance(of, LeftOut)}
         samples.first = {} if self.compared else _digests(samples.made[0])
@@ -262,11 +267,12 @@ class Samples:
     """The samples of one request.
 
     Args:
-        rows: what they are read from, by index.
-        substitutes: the rows that may take the place of a bad one, best first.
-        warnings: messages to log, by kind; what is found is added.
+        rows: what they are read from, by index; None: the dataset.
+        timer: begun already, where records were read for them.
+        substitutes: the rows that may take the place of a bad one, best first; None: the policy's.
 
     Attributes:
+        warnings: messages to log, by kind.
         asked: the request.
         request: the same; after `leave_out`, without the bad ones.
         indices: the rows that were asked for.
@@ -281,15 +287,16 @@ class Samples:
         self,
         fetch: Fetch,
         request: Request,
-        rows: Any,
-        timer: StageTimer,
-        substitutes: Substitutes,
-        warnings: dict[str, str],
+        rows: Any = None,
+        timer: StageTimer | None = None,
+        substitutes: Substitutes | None = None,
     ) -> None:
-        self.fetch, self.asked, self.rows, self.timer = fetch, request, rows, timer
-        self.request, self.substitutes, self.warnings = request, substitutes, warnings
+        self.fetch, self.asked, self.request = fetch, request, request
+        self.rows, self.timer = fetch.dataset if rows is None else rows, timer or StageTimer()
+        self.substitutes = substitutes or fetch.bad.substitutes
         self.indices: list[int] = request.indices.tolist()
         self.bad, self.first = dict[int, LeftOut](), dict[str, bytes]()
+        self.warnings = dict[str, str]()
         self.restore: Restore | None = None
         self._known = fetch.bad.known
         self.has_known = bool(self._known) and not self._known.keys().isdisjoint(self.indices)
@@ -337,10 +344,14 @@ class Samples:
         stage: Stage = "read"
         try:
             sample = self.read(slot, row)
+            transform = self.fetch.transform
+            if transform is None:
+                return sample
             self.timer.lap("read")
             stage, self._cell[worker_status.STAGE] = "transform", worker_status.TRANSFORM
-            transform = self.fetch.transform
-            return sample if transform is None else transform(sample)
+            sample = transform(sample)
+            self.timer.lap("transform")
+            return sample
         except Exception as error:
             return self.fetch.failed(error, stage, partial(self.left_out, slot, row))
 
@@ -397,6 +408,88 @@ class Samples:
             f"{str(self.bad[slot]).rstrip('.')}. Nothing could be read in its place either "
             f"({ATTEMPTS} attempts at most)"
         )
+
+
+def _way_of(fetch: Fetch) -> Callable[[Samples], Made] | None:
+    """The function that makes a batch at once; None: samples are made one by one.
+
+    A dataset with `fetches_batches` gathers rows by itself: `fetch_batch(indices)` gives a dict of
+    tensors [B, ...], of `Ragged` and of lists of texts, and `kinds` says what they are. It raises
+    DataError where samples have to tell what is wrong. With `fetches_pictures` it leaves pictures
+    where they lie if `fetch_batch(indices, in_place=True)` asks for it. The collate function has to
+    be `Stack`, or one that `takes_gathered` or reads rows itself where nothing is decoded.
+    """
+    dataset, collate = fetch.dataset, fetch.collate
+    if fetch.hashed or not fetch.at_once or len(fetch.steps) > 1:
+        return None
+    own, stacks = reads_whole(dataset), type(collate) is Stack
+    if fetch.steps:
+        (step,) = fetch.steps.values()
+        stored = own and getattr(dataset, "fetches_pictures", False)
+        fits = (
+            stacks
+            and getattr(step, "takes_batches", False)
+            and (stored or not getattr(dataset, "draws", True))  # no sample is seeded here
+        )
+        return partial(_decoded, step, stored) if fits else None
+    if hasattr(collate, "reads") and collate.reads(dataset):
+        return _read
+    # Of the class itself: one derived from it may put samples together in a way of its own.
+    takes = stacks or vars(type(collate)).get("takes_gathered")
+    return _gathered if own and takes and getattr(dataset, "fetches_batches", False) else None
+
+
+def _read(samples: Samples) -> Made:
+    """A batch into which the collate function reads rows by itself."""
+    fields = samples.fetch.collate.read(
+        samples.rows, samples.request.indices, samples.request.parts
+    )
+    samples.timer.lap("read")
+    return fields, {}
+
+
+def _gathered(samples: Samples) -> Made:
+    """A batch of rows that the dataset gathers."""
+    fields = samples.rows.fetch_batch(samples.request.indices)
+    samples.timer.lap("read")
+    return samples.fetch.collate.together(fields, *samples.parts), samples.rows.kinds
+
+
+def _decoded(step: Any, stored: bool, samples: Samples) -> Made:
+    """A batch whose pictures `step` decodes together, from where the dataset has `stored` them."""
+    rows, batch = samples.rows, dict[str, Any]()
+    if stored:
+        fields, kinds = rows.fetch_batch(samples.request.indices, in_place=True), rows.kinds
+    else:
+        samples.begin()
+        made = [samples.read(slot, row) for slot, row in enumerate(samples.indices)]
+        fields, kinds = columns(made), kinds_of(made[0])
+        types = {*map(type, made[0].values())} - {Tensor}
+        if EncodedImage not in types or any(issubclass(kind, Tensor) for kind in types):
+            raise TypeError("samples are not image files, undecoded, beside plain values")
+    samples.timer.lap("read")
+    for name, values in fields.items():
+        worker_status.report(worker_status.WHOLE, worker_status.TRANSFORM)
+        if isinstance(values, StoredPictures) or isinstance(values[0], EncodedImage):
+            batch[name] = step.decode_batch(values, samples.keys)
+            if batch[name] is None:
+                raise TypeError(f"the pictures {name!r} cannot be decoded together")
+        else:
+            batch[name] = values if isinstance(values, Tensor) else stack(name, values)
+    samples.timer.lap("transform")
+    return batch, kinds
+
+
+def reads_whole(dataset: object) -> bool:
+    """Whether a dataset's `fetch_batch` reads what its samples are read by.
+
+    A class that was derived from one with `fetch_batch` may make samples of its own, and one that
+    wraps it may hand on its attributes.
+    """
+    if isinstance(dataset, SomeRows):
+        return reads_whole(dataset.dataset)
+    kinds = (vars(kind) for kind in type(dataset).__mro__ if not _READING.isdisjoint(vars(kind)))
+    return "fetch_batch" in next(kinds, ())
 
 
 def _digests(sample: Any) -> dict[str, bytes]:

@@ -21,7 +21,7 @@ import numpy as np
 from penstock.errors import DataError, PenstockError
 from penstock.loading.bad_samples import ATTEMPTS
 from penstock.loading.batch import Batch
-from penstock.loading.fetch import Fetch
+from penstock.loading.fetch import Fetch, Samples
 from penstock.loading.stage_timer import StageTimer
 from penstock.order.keys import hash64
 from penstock.order.permutation import Permutation
@@ -168,7 +168,7 @@ class StreamFetch(Fetch):
         size = full if self.tail == "pad" else count
         share = deal(batch, size, request.rank, request.world, self.together)
         rows = _Decoded(self, request, records)
-        return self.made(share, rows, timer, rows.substitutes)
+        return self.made(Samples(self, share, rows, timer, rows.substitutes))
 
     def records(self, request: StreamRequest, start: int, stop: int) -> dict[int, Any]:
         """Raw records by number, at positions of the request's epoch."""

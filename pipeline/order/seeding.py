@@ -153,8 +153,12 @@ class Seeding:
     def __reduce__(self) -> tuple[type[Seeding], tuple[dict[str, object]]]:
         return type(self), (self._parts,)
 
-    def seed(self, key: int) -> None:
-        """Begin a sample, whose draws depend on `key` alone."""
+    @property
+    def seed(self) -> Callable[[int], None]:
+        """The function that begins a sample, whose draws then depend on the given key alone."""
+        return self._seed if self.drawn or self._seeders else begin_sample
+
+    def _seed(self, key: int) -> None:
         begin_sample(key)
         for name in self.drawn:
             _SEEDERS[name](key)

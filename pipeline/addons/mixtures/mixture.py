@@ -22,7 +22,7 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Count
 from penstock.loading.collate import joined
 from penstock.loading.facts import classes_of
-from penstock.loading.whole import reads_whole
+from penstock.loading.fetch import reads_whole
 from penstock.order.keys import IntArray, hash64
 from penstock.order.plan import Plan, is_stream
 from penstock.runs.identity import fingerprint_of
@@ -148,7 +148,7 @@ class Mixture(Dataset[Any]):
         ]
 
     def fetch_batch(self, indices: IntArray, in_place: bool = False) -> dict[str, Any]:
-        """The fields of a batch, gathered from each source; see `loading/whole.py: way_of`.
+        """The fields of a batch, gathered from each source; see `loading/fetch.py: _way_of`.
 
         Raises:
             DataError: sources have different fields, or of other types, which samples may have.
