@@ -75,7 +75,8 @@ class Pad(Stack):
     """
 
     takes_gathered = True
-    dim, least = 0, 1  # what is padded; dimensions of a field that is, where none are named
+    # The dimension that is padded; how many a field has that is, where none are named.
+    dim, least = 0, 1
 
     def __init__(self, fields: Sequence[str] | None = None, value: float = 0.0) -> None:
         self.fields, self.value = fields, value
@@ -114,10 +115,10 @@ class Pad(Stack):
             if shape != shapes[0] or lengths[row] < 0:
                 reason = f"{_differ(rows[0], rows[row])} in more than their length"
                 raise Mismatch(name, (0, row), reason)
-        return self._filled(rows, max(lengths)), torch.tensor(lengths)
-
-    def _filled(self, rows: list[Tensor], longest: int) -> Tensor:
-        return pad_sequence(rows, batch_first=True, padding_value=self.value)
+        first = [row.movedim(self.dim, 0) for row in rows]
+        padded = pad_sequence(first, batch_first=True, padding_value=self.value)
+        inner = self.dim if self.dim < 0 else self.dim + 1
+        return padded.movedim(1, inner).contiguous(), torch.tensor(lengths)
 
 
 class PadTime(Pad):
@@ -128,12 +129,6 @@ class PadTime(Pad):
     """
 
     dim, least = -1, 2
-
-    def _filled(self, rows: list[Tensor], longest: int) -> Tensor:
-        padded = rows[0].new_full((len(rows), *rows[0].shape[:-1], longest), self.value)
-        for row, values in zip(padded, rows, strict=True):
-            row[..., : values.shape[-1]] = values
-        return padded
 
 
 class List:

@@ -48,7 +48,7 @@ from penstock.loading.fields import NAMELESS, Fields, OwnCollate, Restore, resto
 from penstock.loading.stage_timer import StageTimer
 from penstock.order.keys import IntArray, KeyArray, begin_sample, sample_keys
 from penstock.order.plan import Request
-from penstock.order.seeding import Seeding, scope, watch
+from penstock.order.seeding import Seeding, scope
 
 Made = tuple[Mapping[str, Any], Mapping[str, str]]  # fields of a batch, and their kinds
 # Members by which a class says what samples are.
@@ -316,12 +316,10 @@ class Samples:
         """Read what can be read at once; `seed` begins a sample, given its key."""
         self.seed, self.request, self.made = seed, self.asked, list[Any]()
         self.early: list[Any] | None = None
-        if self.fetch.reads_many and not self.has_known:
+        # Where anything is drawn, row by row: each row's draws have a key.
+        if self.fetch.reads_many and seed is begin_sample and not self.has_known:
             with suppress(Exception):  # row by row it is found which one is to blame
-                read = partial(self.rows.__getitems__, list(self.indices))
-                rows, drawn = (read(), []) if self.fetch.draws_nothing else watch(read)
-                self.fetch.reads_many = not drawn  # row by row, each row's draws have a key
-                self.early = None if drawn else rows
+                self.early = self.rows.__getitems__(list(self.indices))
 
     def read(self, slot: int, row: int) -> Any:
         """The sample of a row, for `slot`, before its transforms."""

@@ -11,26 +11,90 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from penstock.distributed.world import World, has_accelerator
-from penstock.errors import ConfigError, DataError, Problem
+from penstock.errors import ConfigError, Problem
 from penstock.loading.bad_samples import Budget
 from penstock.loading.batch import Batch
 from penstock.loading.facts import unfiltered
 from penstock.loading.fetch import Fetch
 from penstock.loading.fingerprint import differing
-from penstock.loading.transfer import Transfer
 from penstock.loading.workers.executors import Workers
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import End, Plan, StreamPlan, length_of
+from penstock.order.plan import End, Plan, StreamPlan
 
 STATE_VERSION = 1
 log = logging.getLogger(__name__)
+
+
+class Transfer:
+    """Moves batches to a CUDA device through pinned memory, on a stream of its own, one ahead.
+
+    1. A batch that is not in pinned memory yet is copied into some; torch uses that again as soon
+       as the copy out of it is done. Those of worker processes are pinned by the pool's thread.
+    2. The copy to the device runs on its own stream, beside the computation.
+    3. The consumer's stream waits for that copy, not the program; the memory is marked as in use
+       there.
+    4. From the second batch on, the next one's copy begins before a batch is handed out. The first
+       one would have to wait for the second.
+
+    Cost: a copy in memory where nothing was pinned, about 0.1 ms a MiB; two batches on the device.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._stream: torch.cuda.Stream | None = None  # CUDA must not be begun before workers fork
+
+    def __call__(self, results: Iterable[Any]) -> Iterator[Any]:
+        """`results` in their order, the batches among them on the device."""
+        begun = map(self._begin, results)
+        yield from map(self._given, islice(begun, 1))
+        waiting = next(begun, None)
+        while waiting is not None:
+            following = next(begun, None)
+            yield self._given(waiting)
+            waiting = following
+
+    def _begin(self, result: object) -> tuple[Any, Any]:
+        """A result, and the event behind its copy to the device; None where nothing is copied."""
+        if not isinstance(result, Batch):  # an error or the end, which stands in a batch's place
+            return result, None
+        self._stream = self._stream or torch.cuda.Stream(self._device)
+        with torch.cuda.stream(self._stream):
+            result = result.map(self._moved)
+            copied = torch.cuda.Event()
+            copied.record(self._stream)
+        return result, copied
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type == "cpu" and not tensor.is_pinned():
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)
+
+    def _given(self, begun: tuple[Any, Any]) -> Any:
+        """A batch that the consumer's stream may use."""
+        result, copied = begun
+        if copied is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(copied)
+            result.map(partial(_mark, stream))
+        return result
+
+
+def _mark(stream: torch.cuda.Stream, tensor: Tensor) -> Tensor:
+    """Keep the memory of `tensor` from being reused before `stream` is done with it."""
+    if tensor.device.type == "cuda":
+        tensor.record_stream(stream)
+    return tensor
 
 
 @dataclass
@@ -94,17 +158,6 @@ class Loader:
             raise ConfigError(
                 Problem("loader.in_order", "must be true for a stream, whose end is found in order")
             )
-        together = getattr(plan, "together", 1)
-        groups = together * self.world.size
-        if together > 1 and plan.batch_size % groups:
-            raise ConfigError(
-                Problem(
-                    "batch.size",
-                    f"{plan.batch_size} cannot be cut into pairs for {self.world.size} "
-                    f"process(es), and a step mixes them; take a multiple of {groups}",
-                )
-            )
-        self._rows = length_of(fetch.dataset)
         pins = self.options.pin_memory and has_accelerator()
         on_cuda = self.world.device.startswith("cuda")
         self._transfer = Transfer(self.world.device) if pins and on_cuda else None
@@ -118,7 +171,7 @@ class Loader:
             )
         # The address that a state has, and that of the next `for`.
         self._next = self._following = (0, 0)
-        self._warned, self._deaths_before = set[str](), 0
+        self._warned = set[str]()
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
@@ -144,10 +197,9 @@ class Loader:
         Raises:
             DataError, SampleError: as fetch does, when the batch's turn comes.
             ConfigError: the epoch has no batch, and `start` is 0.
-            DataError: the dataset's length has changed, or more was left out than the budget
-                allows; after the batch that went over.
+            DataError: more was left out than the budget allows; after the batch that went over.
         """
-        self.stats = stats = LoaderStats()
+        self.stats, deaths_before = (stats := LoaderStats()), self.deaths
         self._next = epoch, start
         self._following = epoch + 1, 0  # as with torch's loader, leaving an epoch early ends it
         if self.budget is not None:
@@ -160,58 +212,43 @@ class Loader:
         if self._ahead is not None:
             requests = self._ahead.requests(epoch, start, requests)
         asked = began = time.perf_counter()
-        try:
-            with self._ahead or nullcontext(), self.workers.run(requests) as results:
-                for result in self._transfer(results) if self._transfer else results:
-                    stats.deaths = self.deaths - self._deaths_before
-                    if isinstance(result, End):
-                        if (
-                            isinstance(self.plan, StreamPlan)
-                            and self.plan.length is not None
-                            and self.plan.steps(epoch) != result.request.step
-                        ):
-                            log.warning(
-                                "%s has not as many records as it says: %d", name, self.plan.length
-                            )
-                        break
-                    batch = self._received(result)
-                    self._next = epoch, batch.request.step + 1
-                    stats.samples += len(batch.indices)
-                    stats.stages.update(batch.timing)
-                    now = time.perf_counter()
-                    stats.wait_seconds += now - asked
-                    stats.total_seconds = now - began
-                    stats.batches += 1
-                    yield batch
-                    asked = time.perf_counter()
-                    _ = self.fingerprint  # while the next ones are made
-                    if self.budget is not None:  # only now, so that what was left out is on record
-                        self.budget.add(batch.request.valid, batch.left_out)
-                    if self._ahead is not None:
-                        self._ahead.delivered(batch.request.step)
-        finally:  # idle workers that die before the next epoch belong to that one
-            stats.deaths, self._deaths_before = self.deaths - self._deaths_before, self.deaths
+        with self._ahead or nullcontext(), self.workers.run(requests) as results:
+            for result in self._transfer(results) if self._transfer else results:
+                stats.deaths = self.deaths - deaths_before
+                if isinstance(result, End):
+                    if (
+                        isinstance(self.plan, StreamPlan)
+                        and self.plan.length is not None
+                        and self.plan.steps(epoch) != result.request.step
+                    ):
+                        log.warning(
+                            "%s has not as many records as it says: %d", name, self.plan.length
+                        )
+                    break
+                batch = self._received(result)
+                self._next = epoch, batch.request.step + 1
+                stats.samples += len(batch.indices)
+                stats.stages.update(batch.timing)
+                now = time.perf_counter()
+                stats.wait_seconds += now - asked
+                stats.total_seconds = now - began
+                stats.batches += 1
+                yield batch
+                asked = time.perf_counter()
+                _ = self.fingerprint  # while the next ones are made
+                if self.budget is not None:  # only now, so that what was left out is on record
+                    self.budget.add(batch.request.valid, batch.left_out)
+                if self._ahead is not None:
+                    self._ahead.delivered(batch.request.step)
         stats.total_seconds = time.perf_counter() - began
         if not stats.batches and not start and not self.plan.skipped:
-            drops, size = self.plan.tail == "drop", self.plan.batch_size
-            full = f"full batch of {size}; set batch.tail=keep or a smaller batch.size"
-            raise ConfigError(
-                Problem(
-                    "batch.tail" if drops else "dataset",
-                    f"epoch {epoch} of {name} has no {full if drops else 'sample'}",
-                )
-            )
+            full = f"full batch of {self.plan.batch_size}; set batch.tail=keep or a smaller size"
+            key, what = ("batch.tail", full) if self.plan.tail == "drop" else ("dataset", "sample")
+            raise ConfigError(Problem(key, f"epoch {epoch} of {name} has no {what}"))
         self._next = epoch + 1, 0
 
     def _received(self, batch: Batch) -> Batch:
         """A batch of an executor on the world's device, transformed there."""
-        rows = length_of(self.fetch.dataset)
-        if isinstance(self.plan, Plan) and rows != self._rows:
-            raise DataError(
-                f"{type(self.fetch.dataset).__name__} had {self._rows} rows when its order was "
-                f"made, and has {rows} now, so rows would be at other addresses; its length must "
-                "not change during a run"
-            )
         for kind, warning in batch.warnings.items():
             if kind not in self._warned:  # by another worker
                 self._warned.add(kind)

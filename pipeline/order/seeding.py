@@ -102,18 +102,6 @@ def scope() -> Iterator[None]:
             np.random.set_state(of_numpy)
 
 
-def watch(make: Callable[[], T]) -> tuple[T, list[str]]:
-    """The result of `make`, and the names of the global generators that it drew from; 25 us.
-
-    They are seeded with a constant, before and afterwards.
-    """
-    seed_global(_CANARY)
-    made = make()
-    drawn = _drawn(GLOBAL)
-    seed_global(_CANARY)  # or a `Seeding.run` around it would take these draws for the data's
-    return made, drawn
-
-
 def _drawn(names: Iterable[str]) -> list[str]:
     """Which generators do not stand where seeding them with the constant has left them."""
     return [name for name in names if _DRAWS[name]() != _FIRST[name]]

@@ -29,7 +29,7 @@ from penstock.loading.bad_samples import SampleError
 from penstock.loading.batch import Batch
 from penstock.loading.digests import hash_sample
 from penstock.order.keys import KeyedRandom
-from penstock.order.seeding import scope, stateful_in, watch
+from penstock.order.seeding import Seeding, scope, stateful_in
 from penstock.transforms.crops import Range
 
 BatchTransform = Callable[[Batch, KeyedRandom], Batch]
@@ -95,11 +95,11 @@ class BatchCompose:
         random = KeyedRandom.of(self.seed, epoch, batch.positions, f"batch/{name}")
         # Our own steps leave global generators alone; beside a thread, others may draw meanwhile.
         is_foreign = not type(step).__module__.startswith("penstock.")
-        drawn: list[str] = []
+        seeding = Seeding()
         try:
             if is_foreign and threading.current_thread() is threading.main_thread():
                 with scope():
-                    changed, drawn = watch(lambda: step(batch, random))
+                    changed = seeding.run(lambda: step(batch, random))
             else:
                 changed = step(batch, random)
         except PenstockError:
@@ -114,10 +114,10 @@ class BatchCompose:
                 f"the batch transform {name!r} returns a {type(changed).__name__}; it has to "
                 "return a Batch, such as the one that it is called with"
             )
-        if drawn:
+        if seeding.drawn:
             raise SampleError(
-                f"the batch transform {name!r} draws from {' and '.join(drawn)}, which has no key "
-                "for a batch: draw from the KeyedRandom that it is called with"
+                f"the batch transform {name!r} draws from {' and '.join(seeding.drawn)}, which has "
+                "no key for a batch: draw from the KeyedRandom that it is called with"
             )
         return changed
 

@@ -190,11 +190,6 @@ MIXUP = "{_target_: penstock.transforms.mixing.MixUp}"
 REFUSED = [
     (["batch.size=null"], "transform.train_batch", "set batch.size"),
     (["collate=list"], "transform.train_batch", "set collate=stack"),
-    (
-        ["batch.size=5"],
-        "batch.size",
-        "5 cannot be cut into pairs for 1 process.*take a multiple of 2",
-    ),
     ([f"+transform.val_batch.mixup={MIXUP}"], "transform.val_batch.mixup", "mixes samples of val"),
     (
         ["+transform.train.normalize={_target_: penstock.transforms.image.Normalize}"],
@@ -216,14 +211,6 @@ def test_what_cannot_be_meant_together_is_refused(pets, overrides, key, message)
     with pytest.raises(ConfigError, match=message) as caught:
         DataParts(penstock.compose(*pets, *overrides)).train.loader()
     assert key in [problem.key for problem in caught.value.problems]
-
-
-def test_pairs_for_several_processes(pets, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(
-        ConfigError, match=r"6 cannot be cut into pairs for 2 process.*a multiple of 4"
-    ):
-        DataParts(penstock.compose(*pets, "distributed=ddp")).train.loader()
 
 
 def test_classes_that_a_dataset_does_not_tell(faces):

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from penstock.distributed.world import World
-from penstock.loading import transfer as module
-from penstock.loading.loader import Loader
-from penstock.loading.transfer import Transfer
+from penstock.loading import loader as module
+from penstock.loading.loader import Loader, Transfer
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random

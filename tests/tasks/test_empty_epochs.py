@@ -20,17 +20,15 @@ class Rows(Dataset):
 
     facts = {"num_classes": 2, "num_outputs": 2, "num_features": 1}
 
-    def __init__(self, split="train", rows=8, val_rows=4, growth=0):
+    def __init__(self, split="train", rows=8, val_rows=4):
         self.rows = rows if split == "train" else val_rows
-        self.growth, self.read = growth, 0
+        self.read = 0
 
     def __len__(self):
         return self.rows
 
     def __getitem__(self, row):
         self.read += 1
-        if self.growth and self.read == 6:
-            self.rows += self.growth
         return {"input": torch.tensor([float(row)]), "target": row % 2}
 
     @property
@@ -179,19 +177,6 @@ def test_a_validation_that_measures_nothing_is_an_error():
     loader = Loader(Plan(Sequential(8), 4), fetch, LoaderOptions("process", 0))
     with loader, pytest.raises(DataError, match="validation has nothing to measure"):
         validate(torch.nn.Identity(), Nothing(), loader)
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("growth", [-1, 1])
-@pytest.mark.parametrize("task", ["fit", "digest"])
-def test_a_length_that_changes_is_noticed(growth, task, capsys):
-    done = run(capsys, f"task={task}", *words(growth=growth))
-    assert done.code == 3, done.err
-    said = [
-        f"Rows had {rows} rows when its order was made, and has {rows + growth} now"
-        for rows in (8, 4)
-    ]
-    assert any(one in done.err for one in said), done.err
 
 
 @pytest.mark.one_in(5)

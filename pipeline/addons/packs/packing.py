@@ -42,7 +42,7 @@ from penstock.loading.workers.options import LoaderOptions
 from penstock.order.keys import IntArray
 from penstock.order.plan import Plan, is_stream
 from penstock.order.samplers import Sequential
-from penstock.order.seeding import scope, watch
+from penstock.order.seeding import Seeding, scope
 from penstock.terminal import progress
 from penstock.transforms import native_images
 
@@ -371,16 +371,17 @@ def _size(count: int) -> str:
 
 def _still(dataset: Any, row: int) -> Any:
     """A sample; one that is drawn at random is refused."""
+    seeding = Seeding()
     try:
-        sample, drawn = watch(lambda: dataset[row])
+        sample = seeding.run(lambda: dataset[row])
     except OSError as error:
         raise DataError(f"sample {row}: {type(error).__name__}: {error}") from error
-    if drawn:
+    if seeding.drawn:
         raise ConfigError(
             Problem(
                 "data.packed",
                 f"{type(dataset).__name__}.__getitem__ draws from "
-                f"{' and '.join(drawn)}; packed, its samples would be the same in every epoch. "
+                f"{' and '.join(seeding.drawn)}; packed, its samples are the same in every epoch. "
                 "Draw in a transform instead",
             )
         )

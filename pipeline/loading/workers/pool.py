@@ -109,16 +109,16 @@ class Pool:
         given = fetch, options, seed, self._owner, method, self._taken, self._made, cells
         self._workers = [_Worker(n, start.Process, given) for n in range(options.num_workers)]
         self._error: BaseException | None = None
-        self._is_closed, self._looked = False, 0.0
+        self._is_closed = False
         self._thread = threading.Thread(target=self._live, name="penstock-pool", daemon=True)
         self._thread.start()
         self.finished.wait()
         # multiprocessing waits for its processes at exit; this comes before.
         self._at_exit = Finalize(None, self.close, exitpriority=100)
         if isinstance(self._error, OSError):
-            reason = f"{method} cannot start workers: {self._error}"
-            if "AF_UNIX" in reason:  # of the forkserver's socket
-                reason += f" in {tempfile.gettempdir()!r}; set TMPDIR to a folder with a short one"
+            folder = f" in {tempfile.gettempdir()!r}; set TMPDIR to a folder with a short path"
+            of_path = folder if "AF_UNIX" in str(self._error) else ""  # of the forkserver's socket
+            reason = f"{method} cannot start workers: {self._error}{of_path}"
             raise ConfigError(Problem("loader.num_workers", reason)) from self._error
         self.check()
 
@@ -201,9 +201,7 @@ class Pool:
             poll.register(file, select.POLLIN)
         ready = [file for file, _ in poll.poll(POLL * 1000)]
         self._receive()
-        now = time.monotonic()
-        if not self._is_closed and (ready != [results] or now - self._looked > POLL):
-            self._looked = now
+        if not self._is_closed and ready != [results]:
             with self._lock:
                 self._look()
 
