@@ -1,7 +1,7 @@
 """Batches of a dataset by their digests, for tests that read the same data in several ways."""
 
+from penstock.loading.batch import hash_of_rows, row_hashes
 from penstock.loading.collate import List
-from penstock.loading.digests import hash_of_rows, row_hashes
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.stream import StreamFetch

@@ -29,8 +29,8 @@ from penstock.distributed.stop import Preempted
 from penstock.distributed.world import World, from_environment, is_launched
 from penstock.errors import ConfigError
 from penstock.loading.bad_samples import BadSamples, Budget, SampleError
+from penstock.loading.batch import batch_hash, hash_of_rows, row_hashes
 from penstock.loading.collate import Stack
-from penstock.loading.digests import batch_hash, hash_of_rows, row_hashes
 from penstock.loading.facts import table_of
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader

@@ -19,8 +19,7 @@ import torch
 from penstock.build.data import DataParts, Split
 from penstock.errors import ConfigError, DataError
 from penstock.loading.bad_samples import path_of
-from penstock.loading.batch import Batch
-from penstock.loading.digests import hash_sample
+from penstock.loading.batch import Batch, hash_sample
 from penstock.loading.encoded import EncodedImage
 from penstock.loading.fetch import Samples
 from penstock.loading.stream import StreamFetch

@@ -39,13 +39,12 @@ from penstock.loading.bad_samples import (
     is_bad,
     path_of,
 )
-from penstock.loading.batch import Batch
+from penstock.loading.batch import Batch, hash_sample
 from penstock.loading.collate import Mismatch, Stack, columns, kinds_of, stack
-from penstock.loading.digests import hash_sample
 from penstock.loading.encoded import EncodedImage, StoredPictures, notices
 from penstock.loading.facts import SomeRows, own_row
 from penstock.loading.fields import NAMELESS, Fields, OwnCollate, Restore, restorer
-from penstock.loading.stage_timer import StageTimer
+from penstock.loading.worker_status import StageTimer
 from penstock.order.keys import IntArray, KeyArray, begin_sample, sample_keys
 from penstock.order.plan import Request
 from penstock.order.seeding import Seeding, scope

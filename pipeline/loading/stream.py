@@ -22,7 +22,7 @@ from penstock.errors import DataError, PenstockError
 from penstock.loading.bad_samples import ATTEMPTS
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import Fetch, Samples
-from penstock.loading.stage_timer import StageTimer
+from penstock.loading.worker_status import StageTimer
 from penstock.order.keys import hash64
 from penstock.order.permutation import Permutation
 from penstock.order.plan import End, Request, StreamOrder, StreamRequest, deal, forwards

@@ -16,8 +16,7 @@ from penstock.build.data import DataParts
 from penstock.config.schema import Config
 from penstock.distributed.group import Group, join
 from penstock.distributed.world import from_environment
-from penstock.loading.batch import Batch
-from penstock.loading.digests import hash_of_rows, row_hashes
+from penstock.loading.batch import Batch, hash_of_rows, row_hashes
 from penstock.order.address import Address
 from penstock.terminal import put, watched
 

@@ -16,9 +16,8 @@ from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
-from penstock.loading.batch import Batch
+from penstock.loading.batch import Batch, batch_hash
 from penstock.loading.collate import plain
-from penstock.loading.digests import batch_hash
 from penstock.loading.facts import SomeRows, own_row, table_of
 from penstock.loading.fields import NAMELESS, Fields
 from penstock.order.address import Address

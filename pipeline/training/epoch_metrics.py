@@ -22,8 +22,7 @@ from torch import Tensor
 
 from penstock.distributed.group import Group
 from penstock.errors import PenstockError
-from penstock.loading.batch import Batch
-from penstock.loading.digests import hash_of_rows, row_hashes
+from penstock.loading.batch import Batch, hash_of_rows, row_hashes
 from penstock.order.address import Address
 from penstock.order.keys import hash64_each, hash64_last
 

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.loading.bad_samples import SampleError
-from penstock.loading.batch import Batch
-from penstock.loading.digests import hash_sample
+from penstock.loading.batch import Batch, hash_sample
 from penstock.order.keys import KeyedRandom
 from penstock.order.seeding import Seeding, scope, stateful_in
 from penstock.transforms.crops import Range

@@ -11,9 +11,9 @@ from torchvision.transforms.v2 import functional as F
 from penstock.addons.albumentations import Albumentations
 from penstock.config import targets
 from penstock.errors import ConfigError, DataError
+from penstock.loading.batch import batch_hash
 from penstock.loading.collate import Stack
 from penstock.loading.compose import Compose
-from penstock.loading.digests import batch_hash
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions

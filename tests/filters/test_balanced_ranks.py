@@ -15,7 +15,7 @@ from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.build.data import DataParts
 from penstock.distributed.world import World
 from penstock.loading.bad_samples import BadSamples
-from penstock.loading.digests import batch_hash
+from penstock.loading.batch import batch_hash
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.order.plan import Plan

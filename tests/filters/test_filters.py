@@ -15,7 +15,7 @@ from penstock.build.data import DataParts
 from penstock.command import main
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
-from penstock.loading.digests import batch_hash
+from penstock.loading.batch import batch_hash
 from penstock.order.samplers import Order
 from penstock.runs.manifest import read_manifest
 from tests.own_parts import Stream

@@ -131,8 +131,8 @@ def test_batches_are_transformed_once_and_where_they_should_be(pets, place):
 
 
 def test_pairs_stay_together_in_streams_too(tmp_path, pets_root):
+    from penstock.loading.batch import batch_hash
     from penstock.loading.collate import Stack
-    from penstock.loading.digests import batch_hash
     from penstock.loading.stream import StreamFetch
     from penstock.order.plan import StreamOrder, StreamPlan
     from penstock.transforms.batch import BatchCompose
@@ -233,8 +233,8 @@ def test_a_step_that_cannot_be_sent_to_workers_is_named():
 @pytest.mark.parametrize("way", ["skip", "substitute"])
 def test_bad_samples_leave_a_batch_alike_however_it_was_shared_out(way):
     from penstock.loading.bad_samples import BadSamples
+    from penstock.loading.batch import batch_hash
     from penstock.loading.collate import Stack
-    from penstock.loading.digests import batch_hash
     from penstock.loading.fetch import Fetch
     from penstock.order.plan import Plan
     from penstock.order.samplers import Random

@@ -15,9 +15,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torchvision import tv_tensors
 
 from penstock.errors import DataError
-from penstock.loading.batch import Batch
+from penstock.loading.batch import Batch, batch_hash, hash_sample
 from penstock.loading.collate import List, Pad, Stack
-from penstock.loading.digests import batch_hash, hash_sample
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions

@@ -15,10 +15,10 @@ from torchvision.transforms import v2
 
 from penstock.errors import ConfigError
 from penstock.loading.bad_samples import SampleError
+from penstock.loading.batch import batch_hash
 from penstock.loading.collate import Stack
 from penstock.loading.compose import Compose
 from penstock.loading.dataloader import DataLoader
-from penstock.loading.digests import batch_hash
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.stream import StreamFetch

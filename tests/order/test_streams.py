@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
+from penstock.loading.batch import batch_hash
 from penstock.loading.collate import Stack
-from penstock.loading.digests import batch_hash
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.stream import StreamFetch

@@ -12,7 +12,7 @@ from penstock.addons.packs.packing import pack
 from penstock.addons.packs.recipe import Recipe
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError, PenstockError
-from penstock.loading.digests import batch_hash
+from penstock.loading.batch import batch_hash
 from penstock.loading.facts import (
     classes_of,
     columns_of,

@@ -12,9 +12,9 @@ from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.packing import pack
 from penstock.addons.packs.recipe import Recipe
 from penstock.errors import DataError
+from penstock.loading.batch import hash_sample
 from penstock.loading.collate import Stack, kinds_of
 from penstock.loading.compose import Compose
-from penstock.loading.digests import hash_sample
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions

@@ -20,8 +20,8 @@ from penstock.addons.stores.parts import GAP, Waiting, part_address
 from penstock.datasets.files import Files
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
+from penstock.loading.batch import hash_of_rows, row_hashes
 from penstock.loading.collate import List
-from penstock.loading.digests import hash_of_rows, row_hashes
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions

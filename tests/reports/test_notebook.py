@@ -14,7 +14,7 @@ import torch
 import penstock
 from penstock import Run, command
 from penstock.errors import ConfigError, PenstockError
-from penstock.loading.digests import batch_hash
+from penstock.loading.batch import batch_hash
 from tests.program import ROOT
 from tests.program import run as run_program
 

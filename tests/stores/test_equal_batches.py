@@ -36,8 +36,8 @@ from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder
 from penstock.distributed.world import World
 from penstock.errors import DataError
+from penstock.loading.batch import hash_of_rows, row_hashes
 from penstock.loading.collate import List
-from penstock.loading.digests import hash_of_rows, row_hashes
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.stream import StreamFetch

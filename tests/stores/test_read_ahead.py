@@ -31,8 +31,8 @@ from penstock.datasets.face_landmarks import FaceLandmarks
 from penstock.datasets.files import Files
 from penstock.distributed.world import World
 from penstock.errors import DataError
+from penstock.loading.batch import hash_of_rows, row_hashes
 from penstock.loading.collate import List
-from penstock.loading.digests import hash_of_rows, row_hashes
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions

@@ -8,7 +8,7 @@ import torch
 
 from penstock.distributed.group import Group
 from penstock.loading.bad_samples import Budget, LeftOut
-from penstock.loading.digests import batch_hash
+from penstock.loading.batch import batch_hash
 from penstock.loading.loader import LoaderStats
 from penstock.order.address import Address, Skipped
 from penstock.runs.run_folder import RunFolder

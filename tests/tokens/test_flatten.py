@@ -11,8 +11,8 @@ from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.errors import DataError
 from penstock.loading.bad_samples import BadSamples
+from penstock.loading.batch import batch_hash
 from penstock.loading.collate import Mismatch
-from penstock.loading.digests import batch_hash
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions

@@ -14,9 +14,8 @@ from torchvision.transforms.v2 import functional as F
 import penstock
 from penstock.errors import ConfigError, DataError
 from penstock.loading.bad_samples import SampleError
-from penstock.loading.batch import Batch
+from penstock.loading.batch import Batch, batch_hash
 from penstock.loading.collate import List, Pad, Stack
-from penstock.loading.digests import batch_hash
 from penstock.loading.fetch import Fetch
 from penstock.order.keys import KeyedRandom
 from penstock.order.plan import Plan, Request

@@ -90,7 +90,7 @@ class Run:
             DataError: the data is missing or damaged.
             PenstockError: the batch is not the one that the run had: data or code have changed.
         """
-        from penstock.loading.digests import batch_hash
+        from penstock.loading.batch import batch_hash
         from penstock.tasks.replay import recompute
 
         asked = {"split": split, "epoch": epoch, "step": step}

@@ -22,7 +22,7 @@ from penstock.addons.reports.values import (
     stages,
     weighted,
 )
-from penstock.loading.stage_timer import WAITS
+from penstock.loading.worker_status import WAITS
 from penstock.runs.record import RunRecord
 
 _MUCH, _LITTLE = 0.1, 0.01  # of a loss: a rise that means something, and a fall that does not

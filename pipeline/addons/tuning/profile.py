@@ -27,7 +27,7 @@ from penstock.distributed.world import World, resolve_device, usable_cpus
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
-from penstock.loading.stage_timer import WAITS
+from penstock.loading.worker_status import WAITS
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.address import Address
 from penstock.runs.run_folder import RunFolder
