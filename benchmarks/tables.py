@@ -109,8 +109,8 @@ def stream(buffer: int) -> Callable[[Path], Epoch]:
 
         dataset = ParquetStream(str(root / "parquet" / "numbers"), val_fraction=0.0)
         order = StreamOrder(0, buffer, shuffle_shards=buffer > 0)
-        fetch = StreamFetch(dataset, None, Stack(), 0, order=order, batch_size=BATCH)
-        return Loader(StreamPlan(order, BATCH), fetch).epoch
+        fetch = StreamFetch(dataset, None, Stack(), 0, plan=StreamPlan(order, BATCH))
+        return Loader(fetch.plan, fetch).epoch
 
     return epochs
 

@@ -14,8 +14,8 @@ def digests(data, size, middle, *, buffer=100, **workers):
     """Of all shuffled batches of an epoch, and of those of the next one from step `middle` on."""
     if is_stream(data):
         order = StreamOrder(3, buffer, shuffle_shards=True)
-        fetch = StreamFetch(data, None, List(), 3, hashed=True, order=order, batch_size=size)
         plan = StreamPlan(order, size)
+        fetch = StreamFetch(data, None, List(), 3, hashed=True, plan=plan)
     else:
         fetch = Fetch(data, None, List(), seed=3, hashed=True)
         plan = Plan(Random(len(data), 3), size)

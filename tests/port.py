@@ -196,11 +196,9 @@ def loader(
             seed,
             True,
             **({} if bad is None else {"bad": bad}),
-            order=order,
-            batch_size=size,
-            tail=tail,
+            plan=StreamPlan(order, size, tail),
         )
-        return Loader(StreamPlan(order, size, tail), fetch, options, world)
+        return Loader(fetch.plan, fetch, options, world)
     length = len(dataset)
     if callable(sampler):
         sampler = adapt(sampler, seed, length)

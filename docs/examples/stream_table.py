@@ -45,9 +45,9 @@ class Told(Numbers):
 
 
 def penstock() -> Loader:
-    order = StreamOrder(seed=0)
-    fetch = StreamFetch(Numbers(), with_worker, Stack(), seed=0, order=order, batch_size=4)
-    return Loader(StreamPlan(order, 4), fetch, LoaderOptions("process", num_workers=2))
+    plan = StreamPlan(StreamOrder(seed=0), batch_size=4)
+    fetch = StreamFetch(Numbers(), with_worker, Stack(), seed=0, plan=plan)
+    return Loader(plan, fetch, LoaderOptions("process", num_workers=2))
 
 
 def table(title: str, loader: DataLoader[dict[str, int]] | Loader, dealt: bool) -> None:

@@ -283,6 +283,7 @@ class Split:
         config, trainer, dataset = self.config, self.config.trainer, self.dataset
         tail = config.batch.tail if self.is_train else "keep"
         limits: dict[str, Any] = {
+            "together": self.batch_transform.together,
             "most": trainer.overfit_batches or trainer.limit_batches.get(self.name),
             "again": self.is_train and trainer.overfit_batches is not None,
             "skipped": Skipped.of(trainer.skip if self.is_train else None),
@@ -296,7 +297,7 @@ class Split:
             stream = StreamOrder(config.seed)
             if self.is_train and called(config.sampler) is StreamOrder:
                 stream = make(config.sampler, "sampler", {"seed": config.seed})
-            return StreamPlan(stream, self.batch_size, tail, rows, **limits)
+            return StreamPlan(stream, self.batch_size, tail, length=rows, **limits)
         if not rows:
             raise ConfigError(
                 Problem(
@@ -310,8 +311,7 @@ class Split:
         sampler: Order | BatchStrategy = Sequential(rows)
         if self.is_train or self.packs:
             sampler = self._sampler(tail, None if self.is_train else Sequential(rows))
-        together = self.batch_transform.together
-        plan = Plan(sampler, self.batch_size, tail, together, costs=costs, **limits)
+        plan = Plan(sampler, self.batch_size, tail, costs=costs, **limits)
         return not_empty(plan, rows, config.sampler["_target_"].rpartition(".")[2])
 
     def _sampler(self, tail: str, order: Order | None) -> Order | BatchStrategy:
@@ -425,13 +425,7 @@ class Split:
         if isinstance(plan, StreamPlan):
             from penstock.loading.stream import StreamFetch
 
-            kind = partial(
-                StreamFetch,
-                order=plan.sampler,
-                batch_size=plan.batch_size,
-                tail=plan.tail,
-                together=self.batch_transform.together,
-            )
+            kind = partial(StreamFetch, plan=plan)
         return kind(
             self.dataset,
             transform,

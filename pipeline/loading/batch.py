@@ -111,9 +111,9 @@ def batch_hash(batches: Iterable[Batch]) -> str:
 
 def row_hashes(batch: Batch) -> list[tuple[int, bytes]]:
     """Position and hash of each row that counts."""
-    assert batch.hashes is not None, "the batch was not hashed"
-    valid = [True] * len(batch.hashes) if batch.valid is None else batch.valid.tolist()
-    return [*compress(zip(batch.positions.tolist(), batch.hashes, strict=True), valid)]
+    hashes = batch.hashes or []
+    valid = [True] * len(hashes) if batch.valid is None else batch.valid.tolist()
+    return [*compress(zip(batch.positions.tolist(), hashes, strict=True), valid)]
 
 
 def hash_of_rows(rows: Iterable[tuple[int, bytes]]) -> str:

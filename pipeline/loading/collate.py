@@ -117,8 +117,8 @@ class Pad(Stack):
                 raise Mismatch(name, (0, row), reason)
         first = [row.movedim(self.dim, 0) for row in rows]
         padded = pad_sequence(first, batch_first=True, padding_value=self.value)
-        inner = self.dim if self.dim < 0 else self.dim + 1
-        return padded.movedim(1, inner).contiguous(), torch.tensor(lengths)
+        padded = padded.movedim(1, self.dim if self.dim < 0 else self.dim + 1).contiguous()
+        return padded, torch.tensor(lengths)
 
 
 class PadTime(Pad):

@@ -25,8 +25,7 @@ from penstock.loading.fetch import Fetch, Samples
 from penstock.loading.worker_status import StageTimer
 from penstock.order.keys import hash64
 from penstock.order.permutation import Permutation
-from penstock.order.plan import End, Request, StreamOrder, StreamRequest, deal, forwards
-from penstock.order.samplers import Tail
+from penstock.order.plan import End, Request, StreamOrder, StreamPlan, StreamRequest, deal, forwards
 from penstock.order.seeding import Seeding
 from penstock.torch_internals import worker_info
 
@@ -130,16 +129,10 @@ class StreamFetch(Fetch):
     first.
 
     Args:
-        order: the sampler.
-        batch_size: records in a global batch.
-        tail: of the last, smaller batch.
-        together: rows of a batch that stay on one rank.
+        plan: whose requests it works on.
     """
 
-    order: StreamOrder
-    batch_size: int
-    tail: Tail = "keep"
-    together: int = 1
+    plan: StreamPlan
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -158,15 +151,16 @@ class StreamFetch(Fetch):
     def __call__(self, request: StreamRequest) -> Batch | End:
         """The batch of `request`, or End."""
         timer = StageTimer()  # raw records are read before there are samples
-        start, full = request.step * self.batch_size, self.batch_size
+        plan, full = self.plan, self.plan.batch_size
+        start = request.step * full
         records = self.records(request, start, start + full)
         count = len(records)
-        if not records or (self.tail == "drop" and count < full):
+        if not records or (plan.tail == "drop" and count < full):
             return End(request)
         positions = np.arange(start, start + count, dtype=np.int64)
         batch = Request(*request.address, positions, np.array([*records], np.int64), count)
-        size = full if self.tail == "pad" else count
-        share = deal(batch, size, request.rank, request.world, self.together)
+        size = full if plan.tail == "pad" else count
+        share = deal(batch, size, request.rank, request.world, plan.together)
         rows = _Decoded(self, request, records)
         return self.made(Samples(self, share, rows, timer, rows.substitutes))
 
@@ -175,7 +169,7 @@ class StreamFetch(Fetch):
         draws = not self.draws_nothing and getattr(self.dataset, "draws", True)
         seeding = self._reading if draws else None  # threads share the generators it would seed
         reader = self._readers.setdefault(
-            threading.get_ident(), StreamReader(self.dataset, self.order)
+            threading.get_ident(), StreamReader(self.dataset, self.plan.sampler)
         )
         try:
             return dict(reader.read(request.epoch, start, stop, seeding))

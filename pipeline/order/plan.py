@@ -327,6 +327,7 @@ class StreamPlan:
         sampler: the order of its records.
         batch_size: records in a global batch.
         tail: for the last, smaller batch.
+        together: rows of a batch that stay on one rank.
         length: records in an epoch, where the dataset has a length.
         most: batches in an epoch, also by the order's own `steps`; None: all.
         again: every epoch should have the samples of the first, which a stream cannot do.
@@ -339,6 +340,7 @@ class StreamPlan:
     sampler: StreamOrder
     batch_size: int
     tail: Tail = "keep"
+    together: int = 1
     length: int | None = None
     most: int | None = None
     again: bool = False

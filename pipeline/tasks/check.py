@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -96,13 +95,9 @@ def make_loader(
     options = replace(split.loader_options(), persistent_workers=False)
     if isinstance(plan, StreamPlan):
         order = StreamOrder(plan.sampler.seed, steps=plan.sampler.steps)
-        more: dict[str, Any] = {
-            "order": order,
-            "batch_size": plan.batch_size,
-            "fields": made.fields,
-        }
         once = StreamPlan(order, plan.batch_size, length=plan.length)
-        return Loader(once, (stream or CheckStream)(*common, **more), options, own)
+        fetch = (stream or CheckStream)(*common, fields=made.fields, plan=once)
+        return Loader(once, fetch, options, own)
     rows_once = Plan(Sequential(len(made.dataset)), plan.batch_size)
     return Loader(rows_once, (rows or Check)(*common, fields=made.fields), options, own)
 

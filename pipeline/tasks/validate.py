@@ -170,7 +170,9 @@ def _constant(
         split.fetch(), transform=val.transform, batch_transform=val.batch_transform or None
     )
     if isinstance(plan, StreamPlan):  # the first records, whatever trainer.skip leaves out
-        plan = StreamPlan(plan.sampler, plan.batch_size, plan.tail, plan.length, plan.most)
+        plan = StreamPlan(
+            plan.sampler, plan.batch_size, plan.tail, plan.together, plan.length, plan.most
+        )
     elif getattr(plan.sampler, "packs", False):
         plan = Plan(plan.sampler, plan.batch_size, plan.tail, plan.together, plan.most)
     else:  # not in the sampler's order, which may weigh samples

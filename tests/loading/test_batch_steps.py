@@ -142,18 +142,8 @@ def test_pairs_stay_together_in_streams_too(tmp_path, pets_root):
     compose, hashes = BatchCompose({"mixup": MixUp(5)}, 0), set()
     for world in (1, 2, 3, 4):
         order = StreamOrder(0, buffer=8)
-        plan = StreamPlan(order, 14, "keep", 40)
-        fetch = StreamFetch(
-            map_of(Photos()),
-            None,
-            Stack(),
-            0,
-            True,
-            compose,
-            order=order,
-            batch_size=14,
-            together=compose.together,
-        )
+        plan = StreamPlan(order, 14, "keep", compose.together, length=40)
+        fetch = StreamFetch(map_of(Photos()), None, Stack(), 0, True, compose, plan=plan)
         hashes.add(batch_hash([fetch(plan.request(0, 1, rank, world)) for rank in range(world)]))
     assert len(hashes) == 1
 

@@ -9,7 +9,7 @@ from penstock.errors import DataError
 from penstock.loading.bad_samples import BadSamples
 from penstock.loading.collate import Stack
 from penstock.loading.stream import StreamFetch, StreamReader
-from penstock.order.plan import End, StreamOrder, StreamRequest
+from penstock.order.plan import End, StreamOrder, StreamPlan, StreamRequest
 from penstock.order.seeding import Seeding, scope
 
 MUCH = 1 << 30
@@ -179,7 +179,7 @@ class Dicts(Forwards):
     ],
 )
 def test_a_share_of_a_streams_batch_has_its_records(tail, request_, records, valid):
-    fetch = StreamFetch(Dicts(), None, Stack(), 0, order=StreamOrder(7), batch_size=4, tail=tail)
+    fetch = StreamFetch(Dicts(), None, Stack(), 0, plan=StreamPlan(StreamOrder(7), 4, tail))
     batch = fetch(request_)
     if records is None:
         assert batch == End(request_)
@@ -206,7 +206,7 @@ def test_substitutes_are_others_of_the_batch_and_then_the_first_records():
     def rows(*bad):
         policy = BadSamples("substitute")
         order = StreamOrder(7)
-        fetch = StreamFetch(Failing(*bad), None, Stack(), 0, bad=policy, order=order, batch_size=4)
+        fetch = StreamFetch(Failing(*bad), None, Stack(), 0, bad=policy, plan=StreamPlan(order, 4))
         return fetch(StreamRequest(0, 1))["x"].tolist()
 
     first, instead, *rest = rows(5)
@@ -228,7 +228,7 @@ class Tensors(Forwards):
 
 
 def test_a_batch_that_is_made_again_has_the_records_as_they_were_read():
-    fetch = StreamFetch(Tensors(), brighten, Stack(), 0, order=StreamOrder(7), batch_size=4)
+    fetch = StreamFetch(Tensors(), brighten, Stack(), 0, plan=StreamPlan(StreamOrder(7), 4))
     with scope():
         batches = [fetch(StreamRequest(0, step)) for step in range(3)]
     assert [batch["x"].flatten().tolist() for batch in batches] == [
@@ -240,7 +240,7 @@ def test_a_batch_that_is_made_again_has_the_records_as_they_were_read():
 
 
 def test_what_threads_read_after_the_first_batch_leaves_the_loops_generators_alone():
-    fetch = StreamFetch(Tensors(), None, Stack(), 0, order=StreamOrder(7), batch_size=4)
+    fetch = StreamFetch(Tensors(), None, Stack(), 0, plan=StreamPlan(StreamOrder(7), 4))
     fetch.first_of_threads(StreamRequest(0, 0))
     with scope():
         torch.manual_seed(5)

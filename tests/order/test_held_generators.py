@@ -255,10 +255,10 @@ class Numbers:
 
 
 def test_a_stream_with_a_generator_is_the_same_from_every_address():
-    order, plan = StreamOrder(0, buffer=8), StreamPlan(StreamOrder(0, buffer=8), 4, "keep", 20)
+    plan = StreamPlan(StreamOrder(0, buffer=8), 4, length=20)
 
     def found(steps):
-        fetch = StreamFetch(Numbers(), None, list_of_drawn, 0, True, order=order, batch_size=4)
+        fetch = StreamFetch(Numbers(), None, list_of_drawn, 0, True, plan=plan)
         return {step: batch_hash([fetch(plan.request(0, step, 0, 1))]) for step in steps}
 
     assert found(range(5)) == found([0, 2, 3]) | found([4]) | found([1])

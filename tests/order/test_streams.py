@@ -32,14 +32,12 @@ KINDS = {
 
 def fetch_of(dataset, order=None, size=4, tail="keep", transform=None):
     order = order or StreamOrder(seed=0)
-    return StreamFetch(
-        dataset, transform, Stack(), 0, True, order=order, batch_size=size, tail=tail
-    )
+    return StreamFetch(dataset, transform, Stack(), 0, True, plan=StreamPlan(order, size, tail))
 
 
 def loader_of(dataset, options=None, order=None, size=4, tail="keep", transform=None, world=None):
     fetch = fetch_of(dataset, order, size, tail, transform)
-    return Loader(StreamPlan(fetch.order, size, tail), fetch, options, world)
+    return Loader(fetch.plan, fetch, options, world)
 
 
 def numbers(batches):
@@ -117,7 +115,7 @@ def test_tails(length, size, world):
         assert kept == list(range(length if tail != "drop" else length // size * size))
     assert sizes["keep"] == sizes["pad"] == -(-length // size)
     assert sizes["drop"] == length // size
-    assert len(StreamPlan(StreamOrder(0), size, "keep", length)) == sizes["keep"]
+    assert len(StreamPlan(StreamOrder(0), size, length=length)) == sizes["keep"]
 
 
 OPTIONS = {
@@ -231,7 +229,7 @@ def test_a_wrong_length_loses_nothing(caplog):
             return 10
 
     fetch = fetch_of(Liar(13))
-    loader = Loader(StreamPlan(fetch.order, 4, length=10), fetch)
+    loader = Loader(StreamPlan(fetch.plan.sampler, 4, length=10), fetch)
     for _ in range(2):
         assert numbers(loader) == list(range(13))
     assert "Liar has not as many records as it says: 10" in caplog.text
@@ -242,7 +240,7 @@ def logged(dataset, length, caplog):
     """What is logged where `length` is the right one."""
     caplog.clear()
     fetch = fetch_of(dataset)
-    assert len(list(Loader(StreamPlan(fetch.order, 4, length=length), fetch))) == 4
+    assert len(list(Loader(StreamPlan(fetch.plan.sampler, 4, length=length), fetch))) == 4
     return caplog.messages
 
 
@@ -330,7 +328,7 @@ def test_every_kind_for_any_workers_and_ranks(kind, workers):
     ],
 )
 def test_steps_of_a_stream(length, tail, most, steps):
-    plan = StreamPlan(StreamOrder(0), 4, tail, length, most)
+    plan = StreamPlan(StreamOrder(0), 4, tail, length=length, most=most)
     assert (plan.steps(3), plan.limit(3)) == (steps, most)
     request = plan.request(1, 2)
     assert (request.epoch, request.step, request.rank, request.world) == (1, 2, 0, 1)

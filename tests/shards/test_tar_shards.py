@@ -198,8 +198,8 @@ def test_workers_read_the_same(root, packed):
     def loader(options=None):
         order = StreamOrder(0, buffer=6, shuffle_shards=True)
         data = TarShards(str(root))
-        fetch = StreamFetch(data, None, List(), 0, True, order=order, batch_size=4)
-        return Loader(StreamPlan(order, 4), fetch, options)
+        fetch = StreamFetch(data, None, List(), 0, True, plan=StreamPlan(order, 4))
+        return Loader(fetch.plan, fetch, options)
 
     expected = toy.hashes(loader(), 1)
     with loader(LoaderOptions("process", 2)) as shared:

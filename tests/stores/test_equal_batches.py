@@ -189,8 +189,8 @@ def loaders_of(datasets, backend="process", num_workers=0):
     for rank, dataset in enumerate(datasets):
         if is_stream(dataset):
             order = StreamOrder(3, 10, shuffle_shards=True)
-            fetch = StreamFetch(dataset, None, List(), 3, True, order=order, batch_size=SIZE)
             plan = StreamPlan(order, SIZE)
+            fetch = StreamFetch(dataset, None, List(), 3, True, plan=plan)
         else:
             fetch = Fetch(dataset, None, List(), seed=3, hashed=True)
             plan = Plan(Random(len(dataset), 3), SIZE)

@@ -315,8 +315,8 @@ def loaders(root, options):
     data, stream = Parquet(str(root)), ParquetStream(str(root))
     order = StreamOrder(0, buffer=12, shuffle_shards=True)
     yield Loader(Plan(Random(len(data), seed=0), 5), Fetch(data, None, List(), 0, True), options)
-    fetch = StreamFetch(stream, None, List(), 0, True, order=order, batch_size=5)
-    yield Loader(StreamPlan(order, 5), fetch, options)
+    fetch = StreamFetch(stream, None, List(), 0, True, plan=StreamPlan(order, 5))
+    yield Loader(fetch.plan, fetch, options)
 
 
 @pytest.mark.one_in(2)

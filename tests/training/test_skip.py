@@ -148,7 +148,7 @@ class Counting(streams.Plain):
 
 def test_records_of_a_stream_are_passed_over_and_not_decoded():
     dataset, order = Counting(22), StreamOrder(0)
-    fetch = StreamFetch(dataset, None, Stack(), 0, order=order, batch_size=4)
+    fetch = StreamFetch(dataset, None, Stack(), 0, plan=StreamPlan(order, 4))
     plan = StreamPlan(order, 4, skipped=Skipped.of([[[0, 1], [0, 4]], [[1, 0], [2, 0]]]))
     with Loader(plan, fetch, LoaderOptions()) as loader:
         first = dataset.decoded

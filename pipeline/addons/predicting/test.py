@@ -125,8 +125,8 @@ def _first_rows(split: Split, loader: Loader) -> list[bytes]:
     fetch = replace(split.fetch(hashed=True), transform=None, batch_transform=None, collate=List())
     plan: Any = copy(split.plan)
     if isinstance(fetch, StreamFetch):
-        plan.sampler = fetch.order = StreamOrder(0)
-        plan.most, plan.skipped = 1, Skipped()
+        plan.sampler, plan.most, plan.skipped = StreamOrder(0), 1, Skipped()
+        fetch.plan = plan
     else:
         rows = list(range(min(len(split.dataset), _COMPARED)))
         plan = Plan(Subset(len(split.dataset), 0, indices=rows, shuffle=False), _COMPARED)

@@ -8,10 +8,8 @@ from typing import Any
 
 from penstock.distributed import world
 from penstock.errors import ConfigError, Problem
-from penstock.terminal import say
 
 _MOST_WORKERS = 16  # of `auto`
-_MOST_PER_CORE = 2  # more wait for a core, whatever they read
 # What only worker processes have, and what all workers have.
 _OF_PROCESSES = ("timeout", "worker_init_fn", "multiprocessing_context", "persistent_workers")
 _OF_WORKERS = ("prefetch_factor", *_OF_PROCESSES)
@@ -72,13 +70,6 @@ def check(section: Any) -> None:
     ]
     if problems:
         raise ConfigError(problems)
-    count, cores = section.num_workers, world.usable_cpus()
-    processes = section.backend in ("process", "auto") and isinstance(count, int)
-    if processes and count > _MOST_PER_CORE * cores and world.launched_rank() == (0, 0):
-        say(
-            f"loader.num_workers: {count} processes for {cores} cores are likely to be slower than "
-            "fewer; loader=fast has as many as help"
-        )
 
 
 def options_of(
