@@ -50,8 +50,8 @@ TASKS: Mapping[str, Task] = {
     "export": Task("penstock.addons.predicting.export:run", "exporting {0}"),
     "report": Task("penstock.addons.reports.report:run", "making a report", reads=True),
     "runs": Task("penstock.addons.reports.runs:run", "listing runs", reads=True),
-    "profile": Task("penstock.addons.tuning.profile:run", "timing {0} on {1}", writes=True),
-    "lr_find": Task("penstock.addons.tuning.lr_find:run", "looking for a learning rate for {0}"),
+    "profile": Task("penstock.addons.profiling:profile", "timing {0} on {1}", writes=True),
+    "lr_find": Task("penstock.addons.profiling:find_rate", "looking for a learning rate for {0}"),
 }
 
 

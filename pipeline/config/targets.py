@@ -66,7 +66,7 @@ OPTIONS = {
     "files": "penstock.datasets.files.Files",
     "find": "penstock.addons.reports.runs.put_runs",
     "loader.ray": "penstock.addons.ray.actors.RayOptions",
-    "lr_find": "penstock.addons.tuning.lr_find.rates_and_losses",
+    "lr_find": "penstock.addons.profiling.rates_and_losses",
     "pack": "penstock.addons.packs.recipe.packed",
     "sweep.optuna": "penstock.addons.sweeps.optuna_sweeper.OptunaSweeper.run",
     "trainer.checkpoint": "penstock.runs.checkpoint.Checkpoints",

@@ -51,7 +51,6 @@ LONG = {
     "reading columns of sms.tsv": ("task=digest", *TEXT, "sampler=weighted"),
     "trying learning rates": ("task=lr_find", *FACES, "steps=3"),
     "measuring the training step": ("task=profile", *FACES, "steps=3"),
-    "profiling": ("task=profile", *FACES, "steps=3"),
     "finding the mean face": ("task=validate", *FACES, "checkpoint=run"),
     "comparing ledger.jsonl": ("task=diff", "runs=[run,run]"),
     "reading runs": ("task=runs", "runs=[run]"),
