@@ -101,17 +101,22 @@ def run_as_program(text, folder):
 UNCLOSED = """
 import torch
 from penstock import DataLoader
+from penstock.loading.workers.options import LoaderOptions as Options
+from tests import toy
 
 if __name__ == "__main__":
     loader = DataLoader(torch.arange(40), num_workers=1, persistent_workers=True)
     batches = iter(loader)
     print(next(batches).tolist())
+    ours = {"thread": Options("thread", 2), "process": Options("process", 1)}
+    left = {name: toy.loader(options).epoch(0) for name, options in ours.items()}
+    print(*(len(next(one)) > 0 for one in left.values()))
 """
 
 
 def test_a_program_ends_without_a_word_although_nobody_closes_its_workers(tmp_path):
     done = run_as_program(UNCLOSED, tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[0]\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0]\nTrue True\n", "")
 
 
 KEEPS = """

@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from torch.utils.data import Subset
 
-from penstock.addons.filters.expressions import Expression, Mask, columns_of_table, no_column
 from penstock.config.targets import make
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.facts import KEPT, SomeRows, columns_of, table_of
@@ -31,6 +29,7 @@ from penstock.order.plan import is_stream
 from penstock.runs import quarantine
 
 if TYPE_CHECKING:
+    from penstock.addons.filters.expressions import Mask
     from penstock.build.data import Split
 
 Condition = str | Callable[[Any], Any]
@@ -147,6 +146,9 @@ def chosen(
     keys = {key: value for key, value in keys.items() if value is not None}
     if not keys:
         return dataset
+    # Here, since splits divide by the class above, and importing pandas takes 0.2 s.
+    from penstock.addons.filters import expressions
+
     if is_stream(dataset) or not hasattr(dataset, "__getitem__"):
         reason = f"chooses rows by index, and {type(dataset).__name__} has none"
         raise ConfigError(Problem(next(iter(keys)), reason))
@@ -166,10 +168,10 @@ def chosen(
         if key.endswith("unique"):
             if table is None:
                 raise ConfigError(Problem(key, "the dataset has no table of metadata"))
-            if value not in (known := columns_of_table(table)):
-                raise ConfigError(Problem(key, no_column(value, known)))
+            if value not in (known := expressions.columns_of_table(table)):
+                raise ConfigError(Problem(key, expressions.no_column(value, known)))
             left = np.flatnonzero(mask)
-            values = pd.Series(np.asarray(table[value])[left])
+            values = expressions.pd.Series(np.asarray(table[value])[left])
             rows, key = left[(values.duplicated() & values.notna()).to_numpy()], f"{key} ({value})"
         else:
             rows = _named_rows(key, value, dataset, split, fingerprint)
@@ -181,6 +183,8 @@ def chosen(
 def _holds(condition: Any, key: str, table: Any, dataset: Any) -> tuple[str, Mask]:
     """A condition in a few words, and whether it holds for each row."""
     if isinstance(condition, str):
+        from penstock.addons.filters.expressions import Expression
+
         mask: Any = Expression(condition, key).mask(table)
         shown = condition if len(condition) <= 60 else f"{condition[:60]}..."
     else:

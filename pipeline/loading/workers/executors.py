@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice, takewhile
+from multiprocessing.util import Finalize
 from typing import Any
 
 from penstock.distributed.stop import asked, waiting
@@ -256,6 +257,9 @@ class Workers:
             return
         if self.executor is None:
             self.executor = self._open()
+            # Once: here, when nobody has this any more, or at exit, where multiprocessing waits for
+            # its processes only afterwards. A fork has them not.
+            self._close = Finalize(self, self.executor.close, exitpriority=100)
         try:
             yield results(self.executor, requests, self._options)
         finally:
@@ -284,12 +288,8 @@ class Workers:
         """End the workers that were kept."""
         executor, self.executor = self.executor, None
         if executor is not None:
-            executor.close()
+            self._close()
             self._deaths += executor.deaths
-
-    def __del__(self) -> None:
-        if getattr(self, "executor", None) is not None:
-            self.close()
 
 
 class Threads:

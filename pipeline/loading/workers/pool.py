@@ -36,7 +36,6 @@ from itertools import count
 from multiprocessing import context, forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from multiprocessing.util import Finalize
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,7 +93,7 @@ class Pool:
     """
 
     def __init__(self, fetch: Any, options: LoaderOptions, seed: int, pin: bool) -> None:
-        self._options, self._dataset, self._owner = options, fetch.dataset, os.getpid()
+        self._options, self._dataset = options, fetch.dataset
         self._device = torch.accelerator.current_device_index() if pin else None
         self.finished, self.deaths = threading.Event(), 0
         self._lock, self._numbers = threading.RLock(), count()
@@ -106,15 +105,13 @@ class Pool:
         method = start_method(options)
         start: Any = multiprocessing.get_context(method)
         cells = start.RawArray("q", options.num_workers * FIELDS)
-        given = fetch, options, seed, self._owner, method, self._taken, self._made, cells
+        given = fetch, options, seed, os.getpid(), method, self._taken, self._made, cells
         self._workers = [_Worker(n, start.Process, given) for n in range(options.num_workers)]
         self._error: BaseException | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._live, name="penstock-pool", daemon=True)
         self._thread.start()
         self.finished.wait()
-        # multiprocessing waits for its processes at exit; this comes before.
-        self._at_exit = Finalize(None, self.close, exitpriority=100)
         if isinstance(self._error, OSError):
             folder = f" in {tempfile.gettempdir()!r}; set TMPDIR to a folder with a short path"
             of_path = folder if "AF_UNIX" in str(self._error) else ""  # of the forkserver's socket
@@ -164,8 +161,7 @@ class Pool:
 
     def close(self) -> None:
         """End the workers: by themselves if they do so soon, at once when the run is to stop."""
-        if os.getpid() == self._owner and self._thread.is_alive() and not self._is_closed:
-            self._at_exit.cancel()
+        if self._thread.is_alive() and not self._is_closed:
             self.drop()
             self._is_closed = True
             self._requests.shutdown(socket.SHUT_WR)
