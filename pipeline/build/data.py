@@ -25,7 +25,7 @@ from penstock.loading.bad_samples import Budget
 from penstock.loading.collate import List, Single
 from penstock.loading.compose import Compose
 from penstock.loading.facts import SomeRows, classes_of, facts_of, table_for
-from penstock.loading.fetch import Fetch, refuse_postscript
+from penstock.loading.fetch import Fetch
 from penstock.loading.fields import Fields, OwnCollate
 from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions, check, options_of
@@ -166,7 +166,6 @@ class Split:
     @cached_property
     def dataset(self) -> Any:
         """The rows or records that a run reads."""
-        refuse_postscript()
         data = self.config.data
         if data.divides:
             from penstock.addons.splits import division

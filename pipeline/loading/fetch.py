@@ -22,6 +22,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
+from PIL import EpsImagePlugin
 from torch import Tensor
 from torch.utils.data import Subset
 
@@ -48,6 +49,10 @@ from penstock.loading.worker_status import StageTimer
 from penstock.order.keys import IntArray, KeyArray, begin_sample, sample_keys
 from penstock.order.plan import Request
 from penstock.order.seeding import Seeding, scope
+
+# For a picture in PostScript Pillow starts Ghostscript, and a file called `.jpg` may hold that.
+# Datasets of torchvision open whatever Pillow opens. Workers that were not forked import this, too.
+EpsImagePlugin.gs_binary = False
 
 Made = tuple[Mapping[str, Any], Mapping[str, str]]  # fields of a batch, and their kinds
 # Members by which a class says what samples are.
@@ -115,11 +120,6 @@ class Fetch:
         )
         self._way = _way_of(self)
         self.gathers = self._way is _gathered and self.batch_transform is None
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        """In a worker that was not forked."""
-        self.__dict__.update(state)
-        refuse_postscript()
 
     def __call__(self, request: Any) -> Any:
         """The batch of `request`, or the end of a stream.
@@ -494,14 +494,3 @@ def _digests(sample: Any) -> dict[str, bytes]:
     with suppress(DataError, AttributeError):
         return {name: hash_sample(value) for name, value in sample.items()}
     return {}
-
-
-def refuse_postscript() -> None:
-    """Let Pillow start no program in this process, from now on; 5 ms the first time.
-
-    It starts Ghostscript for a picture in PostScript. Datasets of torchvision open whatever Pillow
-    opens, and a file called `.jpg` may hold PostScript.
-    """
-    from PIL import EpsImagePlugin
-
-    EpsImagePlugin.gs_binary = False

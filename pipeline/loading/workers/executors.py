@@ -101,26 +101,17 @@ def attempt(fetch: Callable[[Any], Any], request: Any) -> Any:
         worker_status.report(worker_status.WHOLE, worker_status.IDLE)
 
 
-def results(executor: Any, requests: Iterator[Any], options: LoaderOptions) -> Iterator[Any]:
-    """Results of `requests`, of which a window is handed over at once.
+def results(
+    executor: Any, pending: deque[Task], requests: Iterator[Any], options: LoaderOptions
+) -> Iterator[Any]:
+    """Results of `pending`, which is the window, and then of `requests`.
 
     The window is workers times `prefetch_factor`, as torch's. While a batch with a slow sample is
     waited for, those behind it get ready, and the workers would have nothing to do: then it grows,
     within `slow_memory`, so that the next slow one begins earlier. It shrinks again slowly.
     """
-    window = options.num_workers * options.prefetch_factor
-    pending = deque(map(executor.submit, islice(requests, window)))
-    return _taken(executor, pending, requests, options, window)
-
-
-def _taken(
-    executor: Any,
-    pending: deque[Task],
-    requests: Iterator[Any],
-    options: LoaderOptions,
-    window: int,
-) -> Iterator[Any]:
-    limit, normal, delivered, since = options.batch_timeout, window, 0, time.monotonic()
+    window = normal = options.num_workers * options.prefetch_factor
+    limit, delivered, since = options.batch_timeout, 0, time.monotonic()
     while pending:
         executor.finished.clear()
         ready = [task for task in pending if task.result is not None]
@@ -260,8 +251,10 @@ class Workers:
             # Once: here, when nobody has this any more, or at exit, where multiprocessing waits for
             # its processes only afterwards. A fork has them not.
             self._close = Finalize(self, self.executor.close, exitpriority=100)
-        try:
-            yield results(self.executor, requests, self._options)
+        try:  # the first requests at once, and not only when a result is asked for
+            first = islice(requests, self._options.num_workers * self._options.prefetch_factor)
+            pending = deque(map(self.executor.submit, first))
+            yield results(self.executor, pending, requests, self._options)
         finally:
             self.close() if not self._options.persistent_workers else self.executor.drop()
 
