@@ -45,9 +45,9 @@ TASKS: Mapping[str, Task] = {
     "where": Task("penstock.addons.backwards.where:run", "which batches have which samples"),
     "diff": Task("penstock.addons.comparing.diff:run", "comparing two runs", reads=True),
     "pack": Task("penstock.addons.packs.recipe:run", "packing {1}"),
-    "test": Task("penstock.addons.predicting.test:run", "testing {0} on {1}", ranks=True),
-    "predict": Task("penstock.addons.predicting.predict:run", "predicting with {0}", ranks=True),
-    "export": Task("penstock.addons.predicting.export:run", "exporting {0}"),
+    "test": Task("penstock.addons.predicting:test", "testing {0} on {1}", ranks=True),
+    "predict": Task("penstock.addons.predicting:predict", "predicting with {0}", ranks=True),
+    "export": Task("penstock.addons.predicting:export", "exporting {0}"),
     "report": Task("penstock.addons.reports.report:run", "making a report", reads=True),
     "runs": Task("penstock.addons.reports.runs:run", "listing runs", reads=True),
     "profile": Task("penstock.addons.profiling:profile", "timing {0} on {1}", writes=True),
@@ -69,7 +69,7 @@ _OBSERVERS: Mapping[str, Callable[[Any], object]] = {
     "penstock.addons.mixtures.mixture:observers": lambda fit: (
         getattr(fit.data.train.dataset, "mixing", None) is not None
     ),
-    "penstock.addons.predicting.trained:leave": lambda fit: True,
+    "penstock.addons.predicting:leave": lambda fit: True,
     "penstock.addons.reports.observing:observers": lambda fit: (
         fit.config.trainer.pictures or fit.config.trainer.report
     ),

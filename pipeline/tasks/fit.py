@@ -54,9 +54,9 @@ def run(config: Config) -> float | None:
     data, asked = parts.data, config.distributed
     old = Path(config.run_dir if config.resume in (None, "auto") else config.resume)
     if config.resume is not None and (old.is_file() or checkpoint.has_checkpoint(old)):
-        from penstock.addons.predicting.trained import classes_of_run
+        from penstock.addons.predicting import learned_of
 
-        data.recorded = classes_of_run(old)
+        data.recorded = learned_of(old).get("classes", [])
     if parts.world.size == 1:
         resumption.source(config)  # a wrong path is told of before data is read
     spare_cores(parts.world)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,28 +40,33 @@ from penstock.training.observer import Observer, Record
 from penstock.training.runner import validate
 from penstock.training.train_step import Mode, TrainOptions, autocast
 
+if TYPE_CHECKING:
+    from penstock.addons.predicting import Trained
+
 BASELINE_SAMPLES = 1000
 _NAMED = 5  # tensors that differ
 
 
-def run(config: Config) -> float:
-    """Validate saved weights on `config.split`; returns the monitored metric."""
-    where = config.checkpoint or config.run
-    if where is None:
-        raise ConfigError(Problem("run", "is missing: the folder of a run, or checkpoint=FILE"))
-    path, wanted = checkpoint.find(Path(where)), config.distributed
-    from penstock.addons.predicting.trained import parts_of_run
+def run(config: Config, note: Callable[[Trained, Record], None] = lambda *_: None) -> float:
+    """Validate saved weights on `config.split`; returns the monitored metric.
 
-    parts = parts_of_run(config, path)
-    model, objective, split = parts.model(), parts.objective(), getattr(parts.data, config.split)
-    load_weights(model, path)
-    model.to(parts.world.device)
+    Args:
+        note: called by the first rank with what was measured.
+    """
+    from penstock.addons.predicting import trained
+
+    if config.checkpoint is config.run is None:
+        raise ConfigError(Problem("run", "is missing: the folder of a run, or checkpoint=FILE"))
+    ready, wanted = trained(config), config.distributed
+    data, objective = ready.parts.data, ready.objective
+    split, world = getattr(data, config.split), ready.parts.world
     name, _ = monitored(config, objective)
-    with join(parts.world, wanted.backend, wanted.timeout) as group, split.loader() as loader:
-        columns = measured(config, parts.data, model, objective, split, loader, group)
+    with join(world, wanted.backend, wanted.timeout) as group, split.loader() as loader:
+        columns = measured(config, data, ready.model, objective, split, loader, group)
         if group.is_first:
+            note(ready, columns[split.name])
             print_table(columns)
-            put(f"checkpoint   {path}")
+            put(f"checkpoint   {ready.path}")
     if name not in columns[split.name]:
         raise PenstockError(f"trainer.monitor is {name!r}, which validation does not give")
     return columns[split.name][name]

@@ -16,7 +16,7 @@ from penstock.addons.tabular.drawn_table import DrawnTable
 from penstock.addons.tabular.models import TableLinear, TableMlp, TableRegression
 from penstock.addons.tabular.table import Table
 from penstock.errors import ConfigError, DataError
-from penstock.files.limits import Limits
+from penstock.files.limits import DEFAULT, Limits
 from penstock.loading.batch import Batch
 
 ROWS = 60
@@ -105,14 +105,14 @@ def test_new_rows_are_encoded_by_what_training_rows_said(tmp_path):
     train = Table(data, "sold", exclude=["price"])
     new = data.drop(columns=["sold", "price"]).iloc[train.rows[:5]]
     new.assign(city=["rome", "paris", None, "oslo", "oslo"]).to_csv(tmp_path / "n.csv", index=False)
-    rows = train.unlabelled(str(tmp_path / "n.csv"))
+    rows = Table.unlabelled(str(tmp_path / "n.csv"), train.learned, None, DEFAULT)
     assert len(rows) == 5
     assert [int(rows[row]["categories"]) for row in range(5)] == [4, 1, 0, 3, 3]
     for row in range(5):
         assert torch.equal(rows[row]["numbers"], train[row]["numbers"])
     new.drop(columns="area").to_csv(tmp_path / "n.csv", index=False)
     with pytest.raises(ConfigError, match=r"dataset\.root: .*has no column 'area'"):
-        train.unlabelled(str(tmp_path / "n.csv"))
+        Table.unlabelled(str(tmp_path / "n.csv"), train.learned, None, DEFAULT)
 
 
 def test_numbers_are_predicted_on_the_scale_of_the_table():
@@ -418,7 +418,7 @@ def test_predictions_have_the_cells_of_the_table_and_new_categories_are_told(tmp
     table = Table(str(tmp_path / "a.csv"), "price", exclude=["id"])
     assert table.about(0) == {"zip": "00", "country": "DE"}
     caplog.clear()
-    new = table.unlabelled(str(tmp_path / "new.csv"))
+    new = Table.unlabelled(str(tmp_path / "new.csv"), table.learned, None, DEFAULT)
     assert new.about(0) == {"id": 2**53 + 1, "table/row": 7, "zip": "01", "country": "FR"}
     assert new.about(1) == {"id": None, "table/row": 8, "zip": None, "country": "NA"}
     assert [row["categories"].tolist() for row in (new[0], new[1])] == [[3, 1], [0, 3]]

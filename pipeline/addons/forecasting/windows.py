@@ -119,7 +119,7 @@ class Windows(FileDataset, Dataset[Sample]):
         roles = {"time": [time], "series": [series] if series else [], "values": self._values}
         roles["known"] = list(known)
         _check_options(roles, past, season, scale, fill)
-        self._files, self._source, self._limits = files or Files(), root, limits
+        self._files, self._source = files or Files(), root
         if isinstance(root, str) and file is not None:
             self._source = f"{root.rstrip('/')}/{file}"
 
@@ -276,17 +276,13 @@ class Windows(FileDataset, Dataset[Sample]):
         return {**self._reading, "names": list(self.series.names), "whole": whole, **scales}
 
     @classmethod
-    def of_learned(
+    def unlabelled(
         cls, root: str, learned: Mapping[str, Any], files: Files | None, limits: Limits
     ) -> Ahead:
         """The last window of each series of another file, and the steps that follow it."""
         from penstock.addons.forecasting.ahead import Ahead
 
         return Ahead(root, learned, files or Files(), limits)
-
-    def unlabelled(self, root: str) -> Ahead:
-        """The same, with what this file's training part has said."""
-        return self.of_learned(root, self.learned, self._files, self._limits)
 
     @property
     def metadata(self) -> pd.DataFrame:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from penstock.addons.predicting.trained import Trained
+    from penstock.addons.predicting import Trained
     from penstock.build.data import DataParts
     from penstock.loading.batch import Batch
     from penstock.runs.record import Series
@@ -137,21 +137,18 @@ class Run:
         Raises:
             ConfigError: the objective has no rows, or the dataset reads none without labels.
         """
-        from penstock.addons.predicting.predict import data_of, predicted
+        from penstock.addons.predicting import predicted
 
         listed = isinstance(paths, Sequence) and not isinstance(paths, str)
         root = [os.fspath(path) for path in paths] if listed else os.fspath(paths)  # type: ignore
-        data = data_of(self._trained, root)
-        rows = [row for batch in predicted(self._trained, data) for row in batch]
-        return sorted(rows, key=lambda row: int(row["row"]))
+        return predicted(self._trained, root)
 
     @cached_property
     def _trained(self) -> Trained:
-        from penstock.addons.predicting.trained import loaded
-        from penstock.runs import checkpoint
+        from penstock.addons.predicting import trained
 
-        best = checkpoint.find(self.path)
-        return loaded(self._data.config, best, self._data.world, elsewhere=True)
+        config = self._data.config.model_copy(update={"run": str(self.path)})
+        return trained(config, self._data.world, elsewhere=True)
 
     @cached_property
     def _data(self) -> DataParts:

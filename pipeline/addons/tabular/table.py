@@ -208,7 +208,7 @@ class Table(FileDataset, Dataset[Sample]):
         return {"encoding": summary(self.encoding), "format": vars(self._reading[0])}
 
     @classmethod
-    def of_learned(
+    def unlabelled(
         cls, root: str, learned: Mapping[str, Any], files: Files | None, limits: Limits
     ) -> Unlabelled:
         """Rows of another table, which may lack the target, encoded by what training rows said."""
@@ -217,10 +217,6 @@ class Table(FileDataset, Dataset[Sample]):
             raise ConfigError(Problem("dataset.root", reason))
         format, encoding = TextFormat(**learned["format"]), encoding_of(learned["encoding"])
         return Unlabelled(root, encoding, format, limits, files or Files())
-
-    def unlabelled(self, root: str) -> Unlabelled:
-        """The same, with what this table has learned."""
-        return self.of_learned(root, self.learned, self._files, self._reading[1])
 
     def about(self, index: int) -> dict[str, Any]:
         """The cells that a model gets of a sample, as they stand in the file."""

@@ -10,8 +10,9 @@ from a key frame to the end of the clip are decoded (see `decoding.py`).
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -116,9 +117,21 @@ class ClipDataset(FolderDataset):
         """Give the samples of a split that another dataset was asked for: only training draws."""
         self.clips = self.clips if split == "train" else self.clips.middle()
 
-    def unlabelled(self, root: str | Sequence[str]) -> FolderDataset:
-        """The middle clips of the videos of a folder, of a file, or of a list of files."""
-        return NewClips(root, self.clips.middle(), self.limits)
+    @property
+    def learned(self) -> dict[str, Any]:
+        """How new videos are cut: their middle clips."""
+        return vars(self.clips.middle())
+
+    @classmethod
+    def unlabelled(
+        cls,
+        root: str | Sequence[str],
+        learned: Mapping[str, Any],
+        files: Files | None,
+        limits: Limits,
+    ) -> FolderDataset:
+        """The clips of the videos of a folder, of a file, or of a list of files."""
+        return NewClips(root, Clips(**learned), limits)
 
     def clip(self, index: int) -> tv_tensors.Video:
         """The clip of a sample, uint8 [T, 3, H, W]."""
