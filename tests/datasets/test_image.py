@@ -1,15 +1,13 @@
 """Reading one image file: what every reader gives, and what none of them accepts."""
 
 import io
-import os
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import EpsImagePlugin, Image
+from PIL import Image
 
 from penstock.datasets.reading.image import (
     check_reader,
@@ -21,7 +19,6 @@ from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits
 from penstock.loading.encoded import notices
 from penstock.transforms.image_decoding import DecodeResize
-from tests.program import run
 
 READERS = ["torchvision", "pillow", "skimage"]
 SIDE, OTHER = 24, 16
@@ -298,28 +295,3 @@ def test_the_limit_of_pixels_is_inclusive_and_can_be_raised(tmp_path, reader):
         assert read_image(path, reader, limits=Limits(pixels=pixels))[0].numel() == pixels
         with pytest.raises(DataError, match=rf"claims .* pixels.*limits\.pixels={pixels - 1}"):
             read_image(path, reader, limits=Limits(pixels=pixels - 1))
-
-
-def test_no_picture_is_a_program(tmp_path, reader, capsys, monkeypatch):
-    """Pillow has Ghostscript run a picture in PostScript, whatever its file is called."""
-    monkeypatch.chdir(tmp_path)
-    canary, program = tmp_path / "canary", tmp_path / "bin" / "gs"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\ntouch {canary}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
-    Path("data/cat").mkdir(parents=True)
-    for name in "abcdefgh":
-        text = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
-        Path(f"data/cat/{name}.jpg").write_text(text)
-    target = "{_target_: torchvision.datasets.ImageFolder, root: data}"
-    Path("conf/dataset").mkdir(parents=True)
-    Path("conf/dataset/theirs.yaml").write_text(
-        f"# @package _global_\ndataset: {target}\n"
-        "data: {fields: [image, label], validate: false}\n"
-    )
-    done = run(capsys, "--config-dir=conf", "dataset=theirs", "task=digest", "loader=debug")
-    assert done.code == 3, done.err
-    assert "Ghostscript" in done.err
-    assert not canary.exists()

@@ -1,11 +1,17 @@
 """What is wrong with the data, through the program: one clear message and exit code 3."""
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.face_folder import read_csv, write_csv, write_faces
 from tests.program import SHARED, run
+
+ROOT = Path(__file__).parents[2]
 
 FIT = [
     "dataset=face_landmarks",
@@ -120,3 +126,40 @@ def test_real_photographs(tmp_path, monkeypatch, capsys):
         assert outcome.code == 0, outcome.err
         lines = outcome.hashes
         assert sum(int(line.split()[2]) for line in lines) == count
+
+
+SPAWNED = [
+    "loader.backend=process",
+    "loader.num_workers=1",
+    "loader.multiprocessing_context=spawn",
+]
+
+
+@pytest.mark.parametrize("way", [["loader=debug"], SPAWNED], ids=["main", "spawn"])
+def test_no_picture_is_a_program(way, tmp_path):
+    """Pillow has Ghostscript run a picture in PostScript, whatever its file is called."""
+    canary, program = tmp_path / "canary", tmp_path / "bin" / "gs"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {canary}\n")
+    program.chmod(0o755)
+    (tmp_path / "data/cat").mkdir(parents=True)
+    for name in "abcdefgh":
+        text = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
+        (tmp_path / f"data/cat/{name}.jpg").write_text(text)
+    target = "{_target_: torchvision.datasets.ImageFolder, root: data}"
+    (tmp_path / "conf/dataset").mkdir(parents=True)
+    (tmp_path / "conf/dataset/theirs.yaml").write_text(
+        f"# @package _global_\ndataset: {target}\n"
+        "data: {fields: [image, label], validate: false}\n"
+    )
+    theirs = ["dataset=theirs", "task=digest"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "run.py", "--config-dir=conf", *theirs, *way],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 3, done
+    assert "Ghostscript" in done.stderr
+    assert not canary.exists()
