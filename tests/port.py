@@ -21,7 +21,7 @@ import torch
 
 from penstock.addons.filters.costs import PartCosts, RowCosts
 from penstock.addons.filters.expressions import Expression
-from penstock.addons.tokens.token_losses import next_tokens, token_losses
+from penstock.addons.tokens.language_model import next_tokens, token_losses
 from penstock.build.data import DataParts
 from penstock.distributed.group import Group, join
 from penstock.distributed.parallel import Parallel, prepare

@@ -43,7 +43,7 @@ class Step:
 
     epoch: int
     step: int
-    loss: float  # mean over its samples, or over its tokens (penstock.addons.tokens.token_losses)
+    loss: float  # mean over its samples, or over its tokens (penstock.addons.tokens.language_model)
     samples: int
     order: int  # 64-bit hash over its (position, index) pairs, independent of sharding
     digest: str | None = None  # hash over its samples, if the loader hashes

@@ -3,7 +3,7 @@
 Model randomness (dropout ...) is seeded at every batch from (seed, batches so far, rank), so a
 checkpoint needs no generator states. Gradients are those of the mean of all losses of the global
 batch, however unequal the ranks' shares are: one a sample, or one a token
-(addons/tokens/token_losses.py). Only fp16's loss scaling waits for a GPU.
+(addons/tokens/language_model.py). Only fp16's loss scaling waits for a GPU.
 
 An objective with `step(model, batch, update)` takes the steps itself, with several optimizers if it
 likes. Seeds, precision, clipping, EMA, schedules and checkpoints are the same:

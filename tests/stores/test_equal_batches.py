@@ -30,7 +30,7 @@ from penstock.addons.stores import file_cache, mirror
 from penstock.addons.tables.arrow import files as arrow_files
 from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tables.parquet_stream import ParquetStream
-from penstock.addons.tokens import token_file
+from penstock.addons.tokens import token_files
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder
@@ -163,8 +163,8 @@ def small(monkeypatch):
         (indexed_tars, "_PART", 4096),
         (remote, "_WHOLE", 4096),
         (remote, "_PART", 5700),
-        (token_file, "_LARGE", 1000),
-        (token_file, "_BLOCK", 4096),
+        (token_files, "_LARGE", 1000),
+        (token_files, "_BLOCK", 4096),
         (arrow_files, "_LARGE", 1000),
         (remote_bytes, "_BLOCK", 4096),
     ):

@@ -35,7 +35,7 @@ def write_files(folder):
     (folder / "tokens").mkdir()
     lengths = [row * 7 % 19 for row in range(50)]
     np.save(folder / "tokens" / "all.npy", numbers.integers(0, 60, sum(lengths)).astype(np.uint16))
-    np.save(folder / "tokens" / "all.lengths.npy", np.array(lengths))
+    np.save(folder / "tokens" / "all.offsets.npy", np.cumsum([0, *lengths]))
     _write_table(folder / "table")
 
 

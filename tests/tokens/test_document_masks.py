@@ -11,8 +11,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.addons.tokens.flatten import Flatten, document_mask, flex_mask
+from penstock.addons.tokens.language_model import next_tokens, token_losses
 from penstock.addons.tokens.sequence_packing import SequencePacking
-from penstock.addons.tokens.token_losses import next_tokens, token_losses
 from penstock.order.plan import Plan
 
 T, WORDS, HEADS, WIDTH = 64, 11, 2, 16

@@ -158,9 +158,9 @@ def test_a_column_that_is_wrong_is_named():
     documents.lengths = np.array([10, 25, 30])
     with pytest.raises(DataError, match=r"sample 1 .*: it has 25 tokens.*says 20"):
         fetch_of(documents)(plan.request(0, 0))
-    with pytest.raises(Mismatch, match=r"shape \[2, 2\]"):
+    with pytest.raises(Mismatch, match="in one dimension"):
         Flatten()([{"tokens": torch.zeros(2, 2)}])
-    with pytest.raises(Mismatch, match=r"mask.*as tokens"):
+    with pytest.raises(Mismatch, match=r"mask.*not of the length of tokens"):
         Flatten(fields=["mask"])([{"tokens": torch.zeros(2), "mask": torch.zeros(3)}])
 
 

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from penstock.addons.tokens import token_file
+from penstock.addons.tokens import token_files
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.datasets.files import Files
 from penstock.errors import DataError
@@ -21,7 +21,7 @@ SEQUENCES = 60
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A pair of Megatron's, a flat file with offsets, an array with lengths, and a small one."""
+    """A pair of Megatron's, a flat file with offsets, an array, and a small one."""
     made = tmp_path_factory.mktemp("tokens")
     draws = np.random.default_rng(0)
     rows = [draws.integers(0, 50_000, int(n)) for n in draws.integers(0, 900, SEQUENCES)]
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
     np.concatenate(rows).astype("<u2").tofile(made / "b.bin")
     np.save(made / "b.offsets.npy", ends)
     np.save(made / "c.npy", np.concatenate(rows).astype(np.int32))
-    np.save(made / "c.lengths.npy", np.diff(ends))
+    np.save(made / "c.offsets.npy", ends)
     np.save(made / "d.npy", np.arange(40, dtype=np.uint16))
     np.save(made / "d.offsets.npy", np.array([0, 10, 40]))
     return made
@@ -38,8 +38,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(token_file, "_LARGE", 1000)
-    monkeypatch.setattr(token_file, "_BLOCK", 4096)
+    monkeypatch.setattr(token_files, "_LARGE", 1000)
+    monkeypatch.setattr(token_files, "_BLOCK", 4096)
 
 
 def served(folder, **options):
@@ -74,15 +74,6 @@ def test_batches_are_those_of_the_disk(folder, tmp_path):
         data = opened(root, tmp_path / "d")
         assert data.remote_files is None
         assert digests(data) == expected
-
-
-def test_documents_of_several_sequences(folder, tmp_path):
-    with InThread(served(folder)) as port:
-        far = opened(f"http://127.0.0.1:{port}/data", tmp_path, tokens="a.bin", rows="documents")
-        near = opened(folder, tmp_path, tokens="a.bin", rows="documents")
-        assert far.fingerprint == near.fingerprint
-        for mine, theirs in zip(far, near, strict=True):
-            assert mine["tokens"].equal(theirs["tokens"])
 
 
 def test_only_the_blocks_of_the_rows_that_are_read_are_fetched(folder, tmp_path):

@@ -32,7 +32,7 @@ KINDS = {
 def packed_of(lengths, size, tokens, order=None, stretches=False, **options):
     """With `stretches`, an epoch of few rows is not counted, but estimated as that of many is."""
     changed = {"_BATCHES": 3, "_SAMPLED": 50, "_MARGIN": 0.5} if stretches else {}
-    most = {"_COUNTED": {"never": 0, "tail": 0}, "_LEAST": {"never": 0, "tail": 0}}
+    most = {"_FEW": {"never": 0, "tail": 0}, "_LEAST": {"never": 0, "tail": 0}}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ({**changed, **most} if stretches else {}).items():
             patch.setattr(sequence_packing, name, value)
@@ -92,7 +92,7 @@ def test_any_step_is_the_same_by_itself_and_epochs_differ(split, stretches):
         return packed_of(lengths, 4, 64, None, stretches, window=100, split=split)
 
     given_in_turn = epoch_of(packed())
-    assert bool(packed()._stretch) == stretches
+    assert (packed()._stretch < len(lengths)) == stretches
     for step in (len(given_in_turn) - 1, 0, 17):
         alone = packed().pieces(0, step)
         assert all(np.array_equal(*both) for both in zip(alone, given_in_turn[step], strict=True))
@@ -155,7 +155,7 @@ ORDERS = {
 def test_another_orders_positions_are_packed_once_each(name, split):
     order = ORDERS[name]()
     packed = packed_of(TABLE["length"].to_numpy(), 4, 64, order, True, window=64, split=split)
-    assert bool(packed._stretch) == order.even
+    assert (packed._stretch < order.size(0)) == order.even
     for epoch in (0, 1):
         pieces = epoch_of(packed, epoch)
         tokens = np.zeros(order.size(epoch), np.int64)

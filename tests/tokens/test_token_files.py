@@ -15,12 +15,11 @@ from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError, DataError, PenstockError
-from penstock.files.limits import Limits
 from tests.program import run
 
 CODES = {"u1": 1, "i1": 2, "i2": 3, "i4": 4, "i8": 5, "u2": 8}
 DOCUMENTS = [[5, 1, 2], [3], [9, 9, 9, 9], [], [7, 8], [1]]  # sequences
-STARTS = [0, 2, 2, 5, 6]  # of documents: two sequences, none, three (one is empty), and one
+STARTS = [0, 2, 2, 5, 6]  # sequences at which documents begin
 
 
 def write_pair(folder, name="web", sequences=DOCUMENTS, documents=STARTS, kind="u2", modes=False):
@@ -69,18 +68,12 @@ def test_megatron_files_are_read_as_they_were_written(tmp_path, kind, modes):
     assert many == [sequences[row] for row in chosen]
 
 
-def test_documents_join_sequences(tmp_path):
-    data = read(write_pair(tmp_path / "a"), rows="documents")
-    assert rows_of(data) == [[5, 1, 2, 3], [], [9, 9, 9, 9, 7, 8], [1]]
-    assert np.asarray(data.lengths).tolist() == [4, 0, 6, 1]
-
-
 def test_several_files_are_one_dataset_and_travel_to_workers(tmp_path):
     folder = write_pair(tmp_path / "a")
     write_pair(folder, "books", [[4, 4], [6]], [0, 1, 2], "i4")
     np.save(folder / "code.npy", np.array([1, 2, 3, 0, 4, 0, 5], np.uint32))
     (folder / "more.bin").write_bytes(np.array([8, 8, 70000], "<u4").tobytes())
-    np.save(folder / "more.lengths.npy", np.array([1, 2]))
+    np.save(folder / "more.offsets.npy", np.array([0, 1, 3]))
     data = read(folder, eod=0, dtype="uint32")
     rows = [[4, 4], [6], [1, 2, 3, 0], [4, 0], [5], [8], [8, 70000], *DOCUMENTS]
     assert rows_of(data) == rows
@@ -98,7 +91,7 @@ def test_several_files_are_one_dataset_and_travel_to_workers(tmp_path):
     assert rows_of(only) == [*rows[:2], [8], [8, 70000]]
     assert only.fingerprint != data.fingerprint
     assert only.names_fingerprint() != data.names_fingerprint()
-    assert len(list(data.data_files())) == 6
+    assert len(list(data.data_files())) == 7
     assert rows_of(read(folder, tokens=["web.bin", "books.bin"])) == [*DOCUMENTS, *rows[:2]]
 
 
@@ -127,7 +120,7 @@ def test_documents_are_looked_for_once(tmp_path):
     before = kept.stat().st_mtime_ns
     assert rows_of(read(folder, eod=0)) == [[7, 7, 0], [0], [7, 0]]
     assert kept.stat().st_mtime_ns == before
-    np.save(kept, np.array([0, 1, 6]))  # torn by a crash
+    np.save(kept, np.array([0, 1]))  # torn by a crash
     assert rows_of(read(folder, eod=0)) == [[7, 7, 0], [0], [7, 0]]
     with pytest.raises(DataError, match=r"dataset\.eod: .* has no token 9"):
         read(folder, eod=9)
@@ -150,7 +143,7 @@ def test_splits_are_chosen_or_lie_in_files_of_their_own(tmp_path):
     [
         ((0, 1), b"X", "begins with b'XMIDIDX"),
         ((9, 17), struct.pack("<Q", 2), "version is 2"),
-        ((17, 18), b"\x07", "type of its tokens is 7"),
+        ((17, 18), b"\x07", "type of its tokens 7"),
         ((18, 26), struct.pack("<Q", 2**63), "9223372036854775808 sequences"),
         ((26, 34), struct.pack("<Q", 9), "9 entries of documents"),
         ((34, 38), struct.pack("<i", -3), r"web\.bin', row 0 of the file: .* tokens 0 to -3"),
@@ -169,27 +162,13 @@ def test_damaged_indexes_are_refused(tmp_path, where, value, message):
         rows_of(read(tmp_path / "a"))
 
 
-def test_documents_that_cannot_be_joined_are_refused(tmp_path):
-    index = write_pair(tmp_path / "a") / "web.idx"
-    content = bytearray(index.read_bytes())
-    index.write_bytes(content[:58] + content[66:74] + content[66:])  # two begin at one place
-    with pytest.raises(DataError, match="sequence 1 does not begin where sequence 0 ends"):
-        read(tmp_path / "a", rows="documents")
-    write_pair(tmp_path / "a", documents=[0, 4, 2, 6])
-    with pytest.raises(DataError, match="document 1 is sequences 4 to 2 of 6"):
-        rows_of(read(tmp_path / "a", rows="documents"))
-    write_pair(tmp_path / "a", documents=[])
-    with pytest.raises(DataError, match="no table of documents"):
-        read(tmp_path / "a", rows="documents")
-
-
 def test_what_is_missing_or_wrong_is_named(tmp_path):
     folder = tmp_path / "a"
     folder.mkdir()
     with pytest.raises(DataError, match=r"dataset\.tokens: there is no \.bin or \.npy file"):
         read(folder)
     (folder / "x.bin").write_bytes(b"12345")
-    with pytest.raises(ConfigError, match=r"dataset\.dtype: .*has no header"):
+    with pytest.raises(ConfigError, match=r"dataset\.dtype: None is no .*has no header"):
         read(folder)
     with pytest.raises(ConfigError, match=r"dataset\.dtype: 'float32' is no type of tokens"):
         read(folder, dtype="float32")
@@ -206,8 +185,6 @@ def test_what_is_missing_or_wrong_is_named(tmp_path):
     np.save(folder / "x.offsets.npy", np.array([0, 5]))
     with pytest.raises(DataError, match=r"has the token 53, and dataset\.vocab_size=53"):
         rows_of(read(folder, dtype="uint8", vocab_size=53))
-    with pytest.raises(DataError, match=r"40 bytes, as int64, more than limits\.record_bytes=32"):
-        rows_of(read(folder, dtype="uint8", limits=Limits(record_bytes=32)))
     with pytest.raises(ConfigError, match=r"dataset\.eod: say which token"):
         read(folder, append_eod=True)
     np.save(folder / "x.offsets.npy", np.array([0.0, 5.0]))
@@ -227,9 +204,8 @@ def test_no_damage_does_more_than_a_message(tmp_path_factory, data):
         for _ in range(data.draw(st.integers(1, 3))):
             content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     victim.write_bytes(content)
-    rows = data.draw(st.sampled_from(["sequences", "documents"]))
     try:
-        found = rows_of(read(folder, rows=rows))
+        found = rows_of(read(folder))
     except PenstockError:
         return
     assert sum(map(len, found)) <= 20 * 11  # nothing that the file does not have
@@ -377,17 +353,3 @@ def test_numbers_that_are_not_aligned_are_read(tmp_path):
     data = read(tmp_path / "a")
     assert rows_of(data) == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]]
     assert Flatten().read(data, np.arange(2), None)["tokens"].tolist() == list(range(10))
-
-
-@pytest.mark.parametrize("told", ["eod", "lengths"])
-def test_offsets_are_computed_for_no_more_documents_than_may_be(tmp_path, told):
-    folder = tmp_path / "a"
-    folder.mkdir()
-    np.zeros(20, "<u2").tofile(folder / "x.bin")
-    if told == "lengths":
-        np.save(folder / "x.lengths.npy", np.ones(20, np.int64))
-    options = {"dtype": "uint16"} | ({"eod": 0} if told == "eod" else {})
-    assert len(read(folder, **options)) == 20
-    options |= {"limits": Limits(files=19), "cache_dir": str(tmp_path / "other")}
-    with pytest.raises(DataError, match=r"20 documents, more than limits\.files=19"):
-        read(folder, **options)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.addons.tokens.token_losses import next_tokens, token_losses
+from penstock.addons.tokens.language_model import next_tokens, token_losses
 from penstock.errors import ConfigError
 from penstock.training.runner import validate
 from tests.resuming import OPTIMIZERS, Case

@@ -11,36 +11,27 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.locks import lock, lock_beside
-from penstock.order.keys import IntArray
-
-if TYPE_CHECKING:
-    from tokenizers import Encoding
-import logging
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
-
 from penstock.config import targets
-from penstock.files.disk import prepare, write_atomically
-from penstock.order.keys import hash64
+from penstock.datasets.files import generated_folder
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.order.keys import IntArray, hash64
 from penstock.order.plan import is_stream
 from penstock.terminal import watched
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
+
     from penstock.build.data import Split
 
-
-Sample = dict[str, Any]
-
 BEGIN = "<|begin|>"
+_MOST = 100_000  # texts that are learned from, spread evenly over the split
 
 
 class BytePairs:
@@ -56,6 +47,9 @@ class BytePairs:
         size: number of ids that a model has room for; of a vocabulary to be learned, at most so
             many, 257 or more: it has the 256 bytes.
         begin: the token of the vocabulary that begins a document.
+
+    Attributes:
+        counting: a text that differs where the numbers of tokens may differ.
 
     Raises:
         ConfigError: `tokenizers` is not installed, or an argument is out of range.
@@ -87,16 +81,16 @@ class BytePairs:
             raise ConfigError(Problem("size", f"{size}; {vocabulary!r} has {ids} ids"))
         self.begin: int = first
         digest = hashlib.blake2b(f"{begin}\0{content}".encode(), digest_size=16).hexdigest()
-        self._counting = f"byte pairs {digest}"
+        self.counting = f"byte pairs {digest}"
 
-    def __call__(self, sample: Sample) -> Sample:
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         text = sample.get(self.field)
         if not isinstance(text, str):
             has = ", ".join(f"{name} ({type(value).__name__})" for name, value in sample.items())
             raise DataError(f"BytePairs needs a text in the field {self.field!r}; there is {has}")
         return self._with_tokens(sample, text)
 
-    def _with_tokens(self, sample: Sample, text: str) -> Sample:
+    def _with_tokens(self, sample: dict[str, Any], text: str) -> dict[str, Any]:
         encoding = self._encoded(text)
         sizes = np.zeros(len(encoding.ids) + 1, np.int64)
         sizes[1:] = _bytes_of(text, encoding)
@@ -105,11 +99,6 @@ class BytePairs:
             "tokens": torch.tensor([self.begin, *encoding.ids]),
             "token_bytes": torch.from_numpy(sizes),
         }
-
-    @property
-    def counting(self) -> str:
-        """A text that differs where the numbers of tokens may differ."""
-        return self._counting
 
     def length(self, text: str) -> int:
         """The number of tokens of a text, that of its beginning included."""
@@ -136,13 +125,8 @@ def learn(texts: Iterable[str], size: int, begin: str = BEGIN) -> str:
     """
     tokenizers = _tokenizers()
     if size < 257:
-        raise ConfigError(
-            Problem(
-                "size",
-                f"{size}; allowed: 257 or more, as there are 256 bytes "
-                "and the beginning of a document",
-            )
-        )
+        reason = f"{size}; allowed: 257 or more, as there are 256 bytes and {begin!r}"
+        raise ConfigError(Problem("size", reason))
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
@@ -188,10 +172,6 @@ def _tokenizers() -> Any:
     return tokenizers
 
 
-_MOST = 100_000  # texts that are learned from, spread evenly over the split
-_log = logging.getLogger(__name__)
-
-
 def of_split(split: Split, node: Mapping[str, Any]) -> Mapping[str, Any]:
     """A step's node with the vocabulary of the texts of a split, if it is `BytePairs`."""
     step = targets.resolve(node["_target_"], "transform")
@@ -216,26 +196,20 @@ def with_vocabulary(
         DataError: its samples have no text.
     """
     if is_stream(dataset):
-        raise ConfigError(
-            Problem(
-                "transform.train",
-                "a vocabulary cannot be learned from a stream; set vocabulary to a tokenizer.json",
-            )
-        )
+        reason = "a vocabulary cannot be learned from a stream; set vocabulary to a tokenizer.json"
+        raise ConfigError(Problem("transform.train", reason))
     size, field = int(node.get("size", 2048)), str(node.get("field", "text"))
     begin = str(node.get("begin", BEGIN))
-    prepare(folder := Path(cache_dir).expanduser() / "vocabularies")
     learned = "" if fingerprint else learn(_texts(dataset, field), size, begin)
     key = hash64("vocabulary", fingerprint or learned, size, field, begin)
-    path = folder / f"{key:016x}.json"
-    if not os.path.lexists(path):
-        with lock(lock_beside(path), "learns the vocabulary"):
-            if not os.path.lexists(path):
-                _log.info("learning a vocabulary of %d byte pairs from the training texts", size)
-                learned = learned or learn(_texts(dataset, field), size, begin)
-                write_atomically(path, learned.encode())
-            lock_beside(path).unlink(missing_ok=True)
-    return {**node, "vocabulary": str(path)}
+    folder = Path(cache_dir).expanduser() / "vocabularies" / f"{key:016x}"
+
+    def write(beside: Path) -> None:
+        content = learned or learn(_texts(dataset, field), size, begin)
+        (beside / "tokenizer.json").write_text(content, encoding="utf-8")
+
+    generated_folder(folder, write, "cache_dir")
+    return {**node, "vocabulary": str(folder / "tokenizer.json")}
 
 
 def _texts(dataset: Any, field: str) -> Iterator[str]:

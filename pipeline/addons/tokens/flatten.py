@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,8 +24,6 @@ try:
     from penstock.native import tokens as native
 except ImportError:  # not built
     native = None
-
-Mask = npt.NDArray[np.bool_]
 
 IGNORED = -100  # label of a token that no loss counts, as for torch's cross entropy
 
@@ -80,55 +77,39 @@ class Flatten:
             parts: of each sample, as `Request.parts`; None: all of it, in a block with the others,
                 or with `pad_to` in one of its own.
         """
-        fields = columns(samples)
-        flat = [self.tokens, *self.fields]
-        for name in flat:
-            if name not in fields:
-                raise Mismatch(name, (0, 0), f"to be concatenated, but samples have {list(fields)}")
-        values = {name: _tensors(name, fields[name]) for name in flat}
-        self._check(values)
-        counts = np.array([len(tokens) for tokens in values[self.tokens]], np.int64)
-        starts, stops = self._spans(counts, parts)
-        layout = self._layout(stops - starts, parts)
-        batch: dict[str, Any] = {
-            name: self._shaped(self._joined(name, values[name], starts, stops, layout), layout)
-            for name in flat
-        }
-        batch |= {name: stack(name, column) for name, column in fields.items() if name not in batch}
-        return batch | self._places(batch[self.tokens], layout)
+        return self.together(columns(samples), parts)
 
     def together(
-        self, gathered: Mapping[str, Any], parts: IntArray | None = None
+        self, by_field: Mapping[str, Any], parts: IntArray | None = None
     ) -> dict[str, Any]:
-        """The same of fields that were gathered; see `Stack.together`."""
-        flat = [self.tokens, *self.fields]
-        rows = {name: _ragged(name, gathered.get(name)) for name in flat}
-        lengths = rows[self.tokens].lengths
-        for name, (values, others) in rows.items():
-            if values.ndim != 1 or not torch.equal(others, lengths):
-                raise Mismatch(name, (0, 0), f"not of the shapes of {self.tokens}")
-        counts = lengths.numpy()
-        starts, stops = self._spans(counts, parts)
+        """The same of the values of each field."""
+        rows = {name: _ragged(name, by_field.get(name)) for name in (self.tokens, *self.fields)}
+        counts = rows[self.tokens].lengths.numpy()
+        for name, (values, lengths) in rows.items():
+            if values.ndim != 1 or not np.array_equal(lengths, counts):
+                row = int((lengths.numpy() != counts).argmax())
+                raise Mismatch(
+                    name, (0, row), f"not of the length of {self.tokens}, in one dimension"
+                )
+        starts, stops, picks = np.zeros_like(counts), counts, None
+        if parts is not None:
+            starts, stops = _within(self.tokens, counts, *parts.T[:3])
+            lengths, firsts = stops - starts, np.cumsum(counts) - counts + starts
+            shifts = np.repeat(firsts - np.cumsum(lengths) + lengths, lengths)
+            picks = torch.from_numpy(np.arange(len(shifts)) + shifts)
         layout = self._layout(stops - starts, parts)
-        batch: dict[str, Any] = {name: values for name, (values, _) in rows.items()}
-        if parts is not None or self.pad_to is not None:
-            picks, padding = layout.picks(_summed(counts)[:-1] + starts)
-            for name, (values, _) in rows.items():
-                fill = self.value if name == self.tokens else 0
-                if padding is not None:  # an element for it to be taken from
-                    values = torch.cat([values, values.new_full((1,), fill)])
-                    picks[padding] = len(values) - 1
-                batch[name] = self._shaped(values.index_select(0, torch.from_numpy(picks)), layout)
+        batch = dict[str, Any]()
+        for name, (values, _) in rows.items():
+            taken = values if picks is None else values.index_select(0, picks)
+            if (room := int(layout.edges[-1])) > len(taken):
+                filled = values.new_full((room,), self.value if name == self.tokens else 0)
+                kept = torch.from_numpy(np.repeat(layout.ids >= 0, layout.spans))
+                taken = filled.masked_scatter_(kept, taken)
+            batch[name] = self._shaped(taken, layout)
         batch |= {
-            name: stack(name, values) for name, values in gathered.items() if name not in rows
+            name: stack(name, values) for name, values in by_field.items() if name not in rows
         }
         return batch | self._places(batch[self.tokens], layout)
-
-    def _spans(self, counts: IntArray, parts: IntArray | None) -> tuple[IntArray, IntArray]:
-        """Where documents begin and end in samples of `counts` tokens."""
-        if parts is None:
-            return np.zeros_like(counts), counts
-        return _within(self.tokens, counts, parts[:, 0], parts[:, 1], parts[:, 2])
 
     def reads(self, dataset: Any) -> bool:
         # Of the class: what wraps a dataset hands on its attributes, and numbers rows otherwise.
@@ -200,27 +181,6 @@ class Flatten:
             "cu_blocks": torch.from_numpy(layout.blocks.astype(np.int32)),
         }
 
-    def _check(self, values: dict[str, list[Tensor]]) -> None:
-        for name, tensors in values.items():
-            for row, (tensor, tokens) in enumerate(zip(tensors, values[self.tokens], strict=True)):
-                if tensor.ndim != 1 or len(tensor) != len(tokens):
-                    shape = "[T]" if name == self.tokens else f"[{len(tokens)}], as {self.tokens}"
-                    raise Mismatch(name, (0, row), f"shape {list(tensor.shape)} is not {shape}")
-
-    def _joined(
-        self, name: str, tensors: list[Tensor], starts: IntArray, stops: IntArray, layout: Layout
-    ) -> Tensor:
-        value = self.value if name == self.tokens else 0
-        begins, ends = starts.tolist(), stops.tolist()
-        return torch.cat(
-            [
-                tensors[number][begins[number] : ends[number]]
-                if number >= 0
-                else tensors[0].new_full((span,), value)
-                for number, span in zip(layout.ids.tolist(), layout.spans.tolist(), strict=True)
-            ]
-        )
-
     def _shaped(self, values: Tensor, layout: Layout) -> Tensor:
         if self.pad_to is None:
             return values
@@ -252,38 +212,22 @@ class Layout(NamedTuple):
         places -= np.repeat(self.edges[:-1], self.spans)
         return places, np.repeat(self.ids, self.spans)
 
-    def picks(self, starts: IntArray) -> tuple[IntArray, Mask | None]:
-        """Where each token is taken from, and which are padding, if any.
-
-        Args:
-            starts: where each document begins, int64[n].
-        """
-        padded = self.ids < 0
-        shifts = starts[np.where(padded, 0, self.ids)] - self.edges[:-1]
-        picks = np.arange(self.edges[-1]) + np.repeat(shifts, self.spans)
-        return picks, np.repeat(padded, self.spans) if padded.any() else None
-
 
 def _ragged(name: str, values: Any) -> Ragged:
-    """A field that was gathered, row after row."""
+    """The values of a field, row after row."""
+    if isinstance(values, Ragged):
+        return values
     if isinstance(values, Tensor) and values.ndim > 1:
-        lengths = torch.full((len(values),), values.shape[1])
-        return Ragged(values.flatten(0, 1), lengths)
-    if not isinstance(values, Ragged):
-        raise Mismatch(name, (0, 0), "cannot be concatenated")
-    return values
+        return Ragged(values.flatten(0, 1), torch.full((len(values),), values.shape[1]))
+    try:
+        rows = [plain(torch.as_tensor(value)) for value in values]
+        return Ragged(torch.cat(rows), torch.tensor([len(row) for row in rows]))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise Mismatch(name, (0, 0), f"cannot be concatenated ({error})") from error
 
 
 def _summed(counts: IntArray) -> IntArray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-
-
-def _tensors(name: str, values: list[object]) -> list[Tensor]:
-    try:
-        return [plain(torch.as_tensor(value)) for value in values]
-    except (TypeError, ValueError) as error:
-        reason = f"to be concatenated, but it is a {type(values[0]).__name__}, and no tensor"
-        raise Mismatch(name, (0, 0), reason) from error
 
 
 def _within(

@@ -2,7 +2,14 @@
 
 LanguageModel       tokens with their documents and places -> logits of the next tokens
 LanguageModeling    a loss a token, bits per byte, and what to compare them with
+next_tokens         the goals, and token_losses, for objectives of one's own
 continued           the text that a model writes
+
+An objective may give more losses than a batch has samples. Everything that takes a mean then takes
+it over losses: the gradient of an optimizer step (train_step.py), over all ranks and accumulated
+batches; an epoch's loss (epoch_metrics.py); validation (validation.py). So a token weighs the same
+wherever it stands, however full its block and however few blocks its rank has. Counters of samples
+(the ledger, the budget for bad ones) still count documents, or parts of them.
 """
 
 from __future__ import annotations
@@ -17,11 +24,11 @@ from torch.nn import functional as F
 
 from penstock.addons.tokens.flatten import IGNORED, document_mask
 from penstock.addons.tokens.lengths import tokenizer_of
-from penstock.addons.tokens.token_losses import document_losses, next_tokens, token_losses
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.order.seeding import scope
-from penstock.training.objective import Supervised
+from penstock.training.objective import Constant
+from penstock.training.objective_base import Objective
 from penstock.training.rendered import Rendered
 
 if TYPE_CHECKING:
@@ -117,7 +124,53 @@ def _turned(values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned.to(values.dtype)
 
 
-class LanguageModeling(Supervised):
+def next_tokens(batch: Batch, labels: str = "labels") -> Tensor:
+    """The token that follows each token in its document: int64 in the shape of `labels`.
+
+    `IGNORED` where none does: at the end of a document, and in padding, also that of a rank without
+    a share. `labels` are those of `Flatten`, which has -100 where a document begins.
+    """
+    if labels not in batch:
+        raise ConfigError(
+            f"a batch has no field {labels!r}, only {', '.join(batch)}; set collate.labels=true"
+        )
+    shifted: Tensor = batch[labels]
+    following = torch.full_like(shifted, IGNORED)
+    # Only an empty share has padding rows: blocks are dealt out whole.
+    if batch.valid is None or batch.valid.any():
+        following[..., :-1] = shifted[..., 1:]
+    return following
+
+
+def token_losses(logits: Tensor, following: Tensor) -> Tensor:
+    """Cross entropy in nats of each token that `following` has: float32[n], n <= its tokens.
+
+    Args:
+        logits: [..., vocabulary].
+        following: of `next_tokens`.
+    """
+    goals = following.flatten().long()
+    losses = F.cross_entropy(
+        logits.flatten(0, -2).float(), goals, ignore_index=IGNORED, reduction="none"
+    )
+    return losses[goals != IGNORED]
+
+
+def document_losses(losses: Tensor, batch: Batch, labels: str = "labels") -> tuple[Tensor, Tensor]:
+    """The mean loss of each row of a batch that has one: its place, int64[n], and float64[n].
+
+    Args:
+        losses: of `token_losses`.
+    """
+    rows = batch["document_ids"][next_tokens(batch, labels) != IGNORED]
+    counts = torch.bincount(rows, minlength=len(batch.positions))
+    sums = torch.zeros(len(counts), dtype=torch.float64, device=losses.device)
+    sums.index_add_(0, rows, losses.double())
+    rows_found = counts.nonzero().squeeze(1)
+    return rows_found, sums[rows_found] / counts[rows_found]
+
+
+class LanguageModeling(Objective):
     """The next token of each: cross entropy, a loss a token.
 
     Metrics get the loss of each token in nats and its bytes. The best constant is the frequency of
@@ -141,8 +194,8 @@ class LanguageModeling(Supervised):
         labels: str = "labels",
         bytes: str = "token_bytes",
     ) -> None:
-        super().__init__(nn.CrossEntropyLoss(reduction="none"), metrics, inputs, labels)
-        self.num_tokens, self.bytes = num_tokens, bytes
+        super().__init__(metrics, inputs)
+        self.target, self.num_tokens, self.bytes = labels, num_tokens, bytes
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Run the model.
@@ -167,35 +220,14 @@ class LanguageModeling(Supervised):
         return token_losses(outputs, following), outputs
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
-        if not self.metrics:
-            return
-        losses, sizes = self.predictions(outputs, batch), self.targets(batch)
-        if len(losses):
+        following = next_tokens(batch, self.target)
+        if self.metrics and (following != IGNORED).any():
+            sizes = self._field(batch, self.bytes).roll(-1, -1)[following != IGNORED]
             for name in self.metrics:
-                self.add(name, losses, sizes)
-
-    def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The loss of each token that follows one, in nats."""
-        return token_losses(outputs, next_tokens(batch, self.target))
-
-    def targets(self, batch: Batch) -> Tensor:
-        """The bytes of each of these tokens."""
-        following, sizes = next_tokens(batch, self.target), self._field(batch, self.bytes)
-        return sizes.roll(-1, -1)[following != IGNORED]
-
-    def bits_per_byte(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Of each row of a packed batch: float64[rows], NaN where it has no byte to predict."""
-        rows = batch["document_ids"][next_tokens(batch, self.target) != IGNORED]
-        nats, sizes = self.predictions(outputs, batch), self.targets(batch)
-        sums = torch.zeros(2, len(batch.positions), dtype=torch.float64, device=rows.device)
-        sums.index_add_(1, rows, torch.stack([nats, sizes]).double())
-        return sums[0] / sums[1] / math.log(2)
+                self.add(name, token_losses(outputs, following), sizes)
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
-        if outputs is None or self.bytes not in batch:  # token files have no text
-            return [Rendered()] * len(batch.positions)
-        bits = self.bits_per_byte(outputs, batch).tolist()
-        return [Rendered(predicted=f"{value:.2f} bits per byte") for value in bits]
+        return [Rendered()] * len(batch.positions)
 
     def by_sample(self, losses: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The mean loss of each row's tokens, of those that have one."""
@@ -230,7 +262,10 @@ class LanguageModeling(Supervised):
             table.append((str(row), *map(tokenizer.decode, parts)))
         return table
 
-    def constant(self, batches: Iterable[Batch], monitor: str = "loss") -> Tensor:
+    def baseline(self, batches: Iterable[Batch], monitor: str = "loss") -> nn.Module:
+        return Constant(self.constant(batches))
+
+    def constant(self, batches: Iterable[Batch]) -> Tensor:
         """The logarithm of each token's share, counting one more of each: float32[num_tokens]."""
         counts = torch.ones(self.num_tokens, dtype=torch.float64)
         for batch in batches:
@@ -238,15 +273,6 @@ class LanguageModeling(Supervised):
             tokens = following[following != IGNORED].cpu()
             counts += torch.bincount(tokens, minlength=self.num_tokens)
         return (counts / counts.sum()).log().float()
-
-    def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return self.predictions(outputs, batch)
-
-    def _statistics(self, batch: Batch) -> Tensor:
-        raise NotImplementedError("`constant` counts tokens")
-
-    def _from_mean(self, mean: Tensor) -> Tensor:
-        raise NotImplementedError("`constant` counts tokens")
 
 
 @torch.no_grad()

@@ -9,8 +9,8 @@ are read, and no sample. An epoch's order is cut into windows of `window` positi
     split="tail"    rows follow one another, and are cut where a block is full
 
 Batches are `batch_size` blocks of the sequence that this makes. Where they begin depends on all
-lengths before. So an epoch of few rows is counted once, and so is one whose lengths change on the
-way (not `Order.even`): 1 us a row, 0.1 us where rows are cut.
+lengths before. So an epoch of few rows is packed as a whole at its first batch, and so is one whose
+lengths change on the way (not `Order.even`): 1 us a row, 0.1 us where rows are cut, and 50 bytes.
 
 Other epochs are cut into stretches of so many windows as give 16 batches or more, each packed as if
 it were alone. All stretches but the last have the same number of batches, among which a stretch's
@@ -37,13 +37,14 @@ from penstock.order.samplers import BatchStrategy, Order, Random, Tail
 
 Split = Literal["never", "tail"]
 
-_COUNTED = {"never": 1 << 17, "tail": 1 << 20}  # rows of an epoch, at most: about 0.1 s
+_FEW = {"never": 1 << 17, "tail": 1 << 20}  # rows of an epoch that is one stretch: about 0.1 s
 _LEAST = {"never": 0, "tail": 1 << 17}  # rows of a stretch
 _BATCHES = 16  # of a stretch, at least
 _SAMPLED = 1 << 14  # rows, from which the number of batches is taken
 _MARGIN = 0.06  # of blocks above their mean that a stretch is to have room for, about
 _LONGEST = 1 << 20  # rows of a stretch
-_KEPT = 4  # windows or stretches, and 16 times as many epochs' counts
+_KEPT = 2  # stretches, and epochs whose last one is counted
+_WHOLE = 1 << 62  # positions of a stretch that is an epoch
 
 
 class _Pieces(NamedTuple):
@@ -128,13 +129,11 @@ class SequencePacking(BatchStrategy):
         self.batch_size, self._drops = batch_size, tail == "drop"
         self._lengths, self._long = lengths, long
         # Replaced and never changed, as copies in other threads share them.
-        self._packed: dict[tuple[int, int], _Pieces] = {}  # windows or stretches, by epoch
-        self._before: dict[int, IntArray] = {}  # by epoch: blocks or tokens before each window
+        self._packed: dict[tuple[int, int], _Pieces] = {}  # stretches, by epoch
         self._rest: dict[int, int] = {}  # by epoch: blocks behind all whole stretches
         self._last: tuple[int, int, _Pieces] | None = None  # what `batch` and then `parts` ask for
-        self._stretch = 0  # positions; 0: epochs are counted
-        self._batches = 0  # of every stretch but the last
-        if self.order.even and self.order.size(0) > _COUNTED[split]:
+        self._stretch = self._batches = _WHOLE  # positions and batches of all but the last
+        if self.order.even and self.order.size(0) > _FEW[split]:
             self._lay_out()
 
     def _lay_out(self) -> None:
@@ -164,17 +163,12 @@ class SequencePacking(BatchStrategy):
         self._batches = max(1, min(int(-(-expected // self.batch_size)), self._stretch))
 
     def size(self, epoch: int) -> int:
-        whole = 0
-        if not self._stretch:
-            blocks = self._count(epoch)
-        else:
-            whole = self.order.size(epoch) // self._stretch
-            if epoch not in self._rest:
-                rest = {epoch: count_of(self._stretch_of(epoch, whole))}
-                self._rest = _latest(self._rest, 16 * _KEPT) | rest
-            blocks = self._rest[epoch]
+        whole = self.order.size(epoch) // self._stretch
+        if epoch not in self._rest:
+            rest = {epoch: count_of(self._stretch_of(epoch, whole))}
+            self._rest = _latest(self._rest, 16 * _KEPT) | rest
         up = 0 if self._drops else self.batch_size - 1
-        return whole * self._batches + (blocks + up) // self.batch_size
+        return whole * self._batches + (self._rest[epoch] + up) // self.batch_size
 
     def batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
         pieces = self.pieces(epoch, step)
@@ -192,88 +186,17 @@ class SequencePacking(BatchStrategy):
         last_asked = self._last
         if last_asked is not None and last_asked[:2] == (epoch, step):
             return last_asked[2]
-        if not self._stretch:
-            first = step * self.batch_size
-            last = min(first + self.batch_size, self._count(epoch))
-            blocks = self._blocks(epoch, first, last)
-        else:
-            stretch = min(step // self._batches, self.order.size(epoch) // self._stretch)
-            edges = self._edges(epoch, stretch)
-            blocks = self._stretch_of(epoch, stretch)
-            first, last = edges[step - stretch * self._batches :][:2].tolist()
-            blocks = blocks.between(first, last)
+        stretch = min(step // self._batches, self.order.size(epoch) // self._stretch)
+        packed = self._stretch_of(epoch, stretch)
+        first = (step - stretch * self._batches) * self.batch_size
+        last = min(first + self.batch_size, count_of(packed))
+        if (stretch + 1) * self._stretch <= self.order.size(epoch):
+            numbers = step - stretch * self._batches + np.arange(2)
+            first, last = (count_of(packed) * numbers // self._batches).tolist()
+        blocks = packed.between(first, last)
         blocks = blocks._replace(blocks=blocks.blocks - first)
         self._last = epoch, step, blocks
         return blocks
-
-    # Epochs that are counted.
-
-    def _count(self, epoch: int) -> int:
-        """Blocks of an epoch."""
-        last = int(self._before_windows(epoch)[-1])
-        if self.split == "never":
-            return last
-        return max(-(-last // self.tokens), min(self.order.size(epoch), 1))
-
-    def _before_windows(self, epoch: int) -> IntArray:
-        """Blocks, or with split="tail" tokens, before each window and behind the last one."""
-        if epoch not in self._before:
-            size = self.order.size(epoch)
-            counts = [0]
-            for start in range(0, size, self.window):
-                stop = min(start + self.window, size)
-                if self.split == "tail":
-                    counts.append(int(self._lengths_at(epoch, start, stop)[1].sum()))
-                else:
-                    counts.append(count_of(self._window(epoch, start, stop)))
-            counted = {epoch: np.cumsum(counts, dtype=np.int64)}
-            self._before = _latest(self._before, 16 * _KEPT) | counted
-        return self._before[epoch]
-
-    def _blocks(self, epoch: int, first: int, last: int) -> _Pieces:
-        """The blocks first .. last-1 of an epoch."""
-        before, size = self._before_windows(epoch), self.order.size(epoch)
-        if self.split == "never":
-            low = int(np.searchsorted(before, first, side="right")) - 1
-            high = int(np.searchsorted(before, last, side="left"))
-            kept = []
-            for number in range(low, high):
-                start = number * self.window
-                window = self._kept(epoch, number, start, min(start + self.window, size))
-                kept.append(window._replace(blocks=window.blocks + before[number]))
-            return joined(kept).between(first, last)
-        # A row of no tokens at the very end stands in the last block.
-        end = last * self.tokens
-        low = int(np.searchsorted(before[1:], first * self.tokens, side="left"))
-        high = int(np.searchsorted(before[:-1], end, side="left"))
-        if last == self._count(epoch):
-            high = len(before) - 1
-        cut = self._cut(
-            epoch,
-            low * self.window,
-            min(high * self.window, size),
-            int(before[low]),
-            self._count(epoch),
-        )
-        return cut.between(first, last)
-
-    def _kept(self, epoch: int, number: int, start: int, stop: int) -> _Pieces:
-        """A window, which the next batches ask for again."""
-        key = epoch, number
-        blocks = self._packed.get(key)
-        if blocks is None:
-            blocks = self._window(epoch, start, stop)
-            self._packed = _latest(self._packed, _KEPT) | {key: blocks}
-        return blocks
-
-    # Stretches of even epochs.
-
-    def _edges(self, epoch: int, stretch: int) -> IntArray:
-        """The blocks of a stretch at which its batches begin, and their number."""
-        blocks = count_of(self._stretch_of(epoch, stretch))
-        if (stretch + 1) * self._stretch <= self.order.size(epoch):
-            return blocks * np.arange(self._batches + 1) // self._batches
-        return np.append(np.arange(0, blocks, self.batch_size), blocks)
 
     def _stretch_of(self, epoch: int, number: int) -> _Pieces:
         key = epoch, number
@@ -282,20 +205,21 @@ class SequencePacking(BatchStrategy):
             start = number * self._stretch
             stop = min(start + self._stretch, self.order.size(epoch))
             if self.split == "tail":
-                packed = self._cut(epoch, start, stop, 0, None)
+                rows, lengths = self._lengths_at(epoch, start, stop)
+                row, *spans, number = cut_in_turn(lengths, self.tokens)
+                packed = _Pieces(start + row, rows[row], *spans, lengths[row], number)
             else:
                 parts, blocks = [], 0
                 for at in range(start, stop, self.window):
                     window = self._window(epoch, at, min(at + self.window, stop))
                     parts.append(window._replace(blocks=window.blocks + blocks))
                     blocks += count_of(window)
-                packed = joined(parts)
+                nothing = _Pieces(*np.empty((len(_Pieces._fields), 0), np.int64))
+                packed = _Pieces(*map(np.concatenate, zip(nothing, *parts, strict=True)))
             if stop == start + self._stretch:
                 packed = spread(packed, self._batches)
             self._packed = _latest(self._packed, _KEPT) | {key: packed}
         return packed
-
-    # Rows to blocks.
 
     def _window(self, epoch: int, start: int, stop: int) -> _Pieces:
         """Whole rows start .. stop-1 packed by themselves, blocks from 0 in a keyed order."""
@@ -312,14 +236,6 @@ class SequencePacking(BatchStrategy):
         order = np.lexsort((starts, row, blocks))
         pieces = _Pieces(start + row, rows[row], starts, stops, lengths[row], blocks)
         return pieces.take(order)
-
-    def _cut(self, epoch: int, start: int, stop: int, before: int, blocks: int | None) -> _Pieces:
-        """The positions start .. stop-1 one after the other, `before` tokens behind the beginning
-        of block 0; `blocks` of the whole, where that does not end here.
-        """
-        rows, lengths = self._lengths_at(epoch, start, stop)
-        row, starts, stops, number = cut_in_turn(lengths, self.tokens, before, blocks)
-        return _Pieces(start + row, rows[row], starts, stops, lengths[row], number)
 
     def _lengths_at(self, epoch: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
         """Rows and their lengths, int64[stop - start] each."""
@@ -379,23 +295,16 @@ def whole_rows(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, In
     return row, starts, np.minimum(starts + capacity, lengths[row])
 
 
-def cut_in_turn(
-    lengths: IntArray, capacity: int, before: int = 0, count: int | None = None
-) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+def cut_in_turn(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Rows one after the other, cut at every multiple of `capacity` tokens.
-
-    Args:
-        before: tokens in front of them, from which on blocks are counted.
-        count: blocks of the whole sequence that these rows are a part of; None: it ends with them.
 
     Returns:
         place (of the row in `lengths`), start, stop and block of each piece: int64[m] each. A row
         of no tokens is one empty piece.
     """
-    ends = before + np.cumsum(lengths)
+    ends = np.cumsum(lengths)
     begins = ends - lengths
-    if count is None:
-        count = -(-int(ends[-1]) // capacity) if len(ends) else 0
+    count = -(-int(ends[-1]) // capacity) if len(ends) else 0
     # Nothing begins a block of its own: at the very end it stands in the last one.
     first = np.minimum(begins // capacity, max(count - 1, 0))
     last = np.maximum((ends - 1) // capacity, first)
@@ -411,14 +320,6 @@ def cut_in_turn(
 def count_of(pieces: _Pieces) -> int:
     """How many blocks there are, where they are numbered from 0."""
     return int(pieces.blocks[-1]) + 1 if len(pieces.blocks) else 0
-
-
-def joined(pieces: list[_Pieces]) -> _Pieces:
-    if len(pieces) == 1:
-        return pieces[0]
-    if not pieces:
-        return _Pieces(*(np.empty(0, np.int64) for _ in _Pieces._fields))
-    return _Pieces(*(np.concatenate(values) for values in zip(*pieces, strict=True)))
 
 
 def shuffled(blocks: IntArray, key: int) -> IntArray:

@@ -1,21 +1,31 @@
-"""Documents that are tokens already, in Megatron's `.bin/.idx` pairs and in flat files.
+"""Documents that are tokens already: Megatron's `.bin/.idx` pairs, and flat files.
 
-    NAME.bin, NAME.idx            pipeline/addons/tokens/megatron.py
-    NAME.npy, or NAME.bin         pipeline/addons/tokens/flat.py, with NAME.offsets.npy,
-                                  NAME.lengths.npy, or a token that ends documents
+    NAME.bin, NAME.idx      Megatron's; the index, all numbers little-endian:
+                            9 bytes    MMIDIDX\\0\\0
+                            uint64     version, 1
+                            uint8      type of the tokens, see `_TYPES`
+                            uint64     S, number of sequences
+                            uint64     D, number of the entries of the last table
+                            int32[S]   tokens of each sequence
+                            int64[S]   byte of the `.bin` file at which each begins
+                            int64[D]   sequence at which each document begins, and at the end S
+                            int8[S]    mode of each sequence; optional, and not used here
+    NAME.bin or NAME.npy    flat: one document after the other; a `.bin` file has no header
+    NAME.offsets.npy        [N + 1]: document i is tokens offsets[i] to offsets[i + 1]; without it
+                            documents end with a given token, which is looked for once
 
-Several files are one dataset, in the order of their names. They are mapped, not loaded. At an
-address, large files of tokens are read by blocks of 64 KiB; all others, and those whose documents
-are looked for, are fetched whole when the dataset is made. Memory: none a row, but for where the
-documents of flat files are looked for once.
+A row is a span of a file's tokens. Several files are one dataset, in the order of their names. They
+are mapped, so a row takes no memory; offsets that are computed are kept in a cache and mapped, too.
+At an address, large files of tokens are read by blocks of 64 KiB, all others fetched whole.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import itertools
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -23,21 +33,27 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from penstock.addons.record_files.remote_bytes import side_by_side
-from penstock.addons.record_files.rows import RowSplit, TableRows
-from penstock.addons.tokens.flat import LENGTHS, OFFSETS, FlatFile
-from penstock.addons.tokens.megatron import MegatronFile, Rows
-from penstock.addons.tokens.token_file import RemoteNumbers, TokenFile, checked_spans
-from penstock.datasets.files import DataFile, Files, FolderFile, Root, open_root
-from penstock.datasets.reading.base import FileDataset, Part, Split
+from penstock.addons.record_files.cache_folder import CacheFolder
+from penstock.addons.record_files.positioned_file import spread
+from penstock.addons.record_files.remote_bytes import RemoteBytes, npy_header
+from penstock.addons.record_files.rows import RowSplit
+from penstock.datasets.arrays import MappedArray
+from penstock.datasets.files import (
+    DataFile,
+    Files,
+    FolderFile,
+    Root,
+    WholeFilesError,
+    open_root,
+)
+from penstock.datasets.reading.base import FileDataset, Part, Split, fingerprint
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
+from penstock.files.limits import Count, Fraction, Seed
 from penstock.order.keys import IntArray
+from penstock.terminal import watched
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from penstock.addons.stores.remote_files import RemoteFiles
 
 native: Any
 try:
@@ -45,11 +61,20 @@ try:
 except ImportError:  # not built
     native = None
 
-_MOST_SPLIT = 1 << 31  # rows, of which some validate
+_MAGIC = b"MMIDIDX\0\0"
+_HEADER = struct.Struct("<9sQBQQ")
+# Of Megatron; 6 and 7 are floats, which are no tokens.
+_TYPES = {1: "|u1", 2: "|i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_OF_FLAT = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+_OFFSETS = ".offsets.npy"
+_KEY = "dataset.tokens"
+_PIECE = 1 << 22  # tokens that are looked through at once
+_LARGE = 4 << 20  # bytes of a file at an address of which blocks are fetched
+_BLOCK = 1 << 16  # bytes; rows have some kilobytes
 
 
 class TokenFiles(FileDataset, Dataset[dict[str, object]]):
-    """One sample: `tokens` (int64 [T]), a sequence or a document.
+    """One sample: `tokens` (int64 [T]), a document, or a sequence of Megatron's.
 
     Args:
         root: folder of the files; a path or an address.
@@ -58,15 +83,13 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
             "web/*.bin"; None takes all `.bin` and `.npy` files.
         val_tokens: the same for files that validate; None: rows of `tokens` do.
         dtype: of the tokens in `.bin` files without an index, such as "uint16".
-        eod: the token that ends a document.
+        eod: the token that ends a document, and belongs to it.
         append_eod: end every row with it, for data that was written without.
-        rows: "sequences", or "documents", which in Megatron's files join several sequences.
         vocab_size: tokens from this one on are refused; a fact for models.
         val_fraction, split_seed: share of the rows that validate, evenly spread over them, and the
             seed of their choice.
-        cache_dir: for where documents end, if they are looked for.
+        cache_dir: for where documents end, if no file says it.
         files: access to addresses.
-        limits: bytes of a row, as int64, and files in a listing.
         test_fraction: share of the rows to keep for a test.
 
     Raises:
@@ -86,46 +109,31 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         dtype: str | None = None,
         eod: int | None = None,
         append_eod: bool = False,
-        rows: Rows = "sequences",
         vocab_size: Count | None = None,
         val_fraction: Fraction = 0.01,
         split_seed: Seed = 0,
         cache_dir: str = "data/cache/tokens",
         files: Files | None = None,
-        limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        if rows not in ("sequences", "documents"):
-            raise ConfigError(Problem("dataset.rows", f"{rows!r}; allowed: sequences, documents"))
         if append_eod and eod is None:
             raise ConfigError(Problem("dataset.eod", "say which token dataset.append_eod appends"))
         folder = open_root(root, "the files of tokens", files)
         own = split == "val" and val_tokens is not None
-        key = "dataset.val_tokens" if own else "dataset.tokens"
+        key = "dataset.val_tokens" if own else _KEY
         names = _names(folder, val_tokens if own else tokens, key)
-        self.files: list[TokenFile] = []
-        for name in names:
-            index = FolderFile(folder, name.removesuffix(".bin") + ".idx")
-            if name.endswith(".bin") and index.exists():
-                self.files.append(MegatronFile(FolderFile(folder, name), index, rows))
-            else:
-                self.files.append(FlatFile(folder, name, dtype, eod, cache_dir, limits))
+        self.files = [_File(FolderFile(folder, name), dtype, eod, cache_dir) for name in names]
         self._first = np.cumsum([0, *(file.count for file in self.files)])
         total = int(self._first[-1])
         if not total:
-            raise DataError(f"{key}: the files in {str(folder)!r} have no {rows}: {_some(names)}.")
+            raise DataError(f"{key}: the files in {str(folder)!r} have no rows.")
         share = val_fraction if val_tokens is None else float(split == "val")
-        if (0 < share < 1 or test_fraction) and total > _MOST_SPLIT:
-            reason = f"{total} rows are too many to be divided; set dataset.val_tokens, or 0"
-            raise ConfigError(Problem("dataset.val_fraction", reason))
         test_fraction = 0.0 if own else test_fraction
-        self._split: TableRows = RowSplit(total, split, share, split_seed, test_fraction)
-        if len(self._split) == total:
-            self._split = RowSplit(total)
-        self._identity = [split, share, split_seed, rows, bool(append_eod), eod]
+        self._split = RowSplit(total, split, share, split_seed, test_fraction)
+        self._identity = [split, share, split_seed, "sequences", bool(append_eod), eod]
         self._identity += [test_fraction] if test_fraction else []
         self._end = eod if append_eod else None
-        self.vocab_size, self.limits = vocab_size, limits
+        self.vocab_size = vocab_size
 
     def __len__(self) -> int:
         return len(self._split)
@@ -137,11 +145,9 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         """Samples of a whole batch, in one piece of memory."""
         chosen = np.asarray(indices, dtype=np.int64)
         lengths = self._lengths(chosen)
-        ends = np.cumsum(lengths)
-        self._check_size(lengths, chosen)
-        total = int(ends[-1]) if len(ends) else 0
-        tokens = np.empty(total, np.int64)
-        self.read_tokens(tokens, ends - lengths, chosen, np.zeros_like(lengths), lengths)
+        tokens = np.empty(lengths.sum(), np.int64)
+        places = np.cumsum(lengths) - lengths
+        self.read_tokens(tokens, places, chosen, np.zeros_like(lengths), lengths)
         return [{"tokens": row} for row in torch.from_numpy(tokens).split(lengths.tolist())]
 
     def read_tokens(
@@ -165,12 +171,9 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
                 f"{starts[first]} to {stops[first]}."
             )
         firsts, counts = begins + starts, np.minimum(stops, ends - begins) - starts
-        if len(self.files) == 1:
-            _copy(self.files[0].tokens, into, places, firsts, counts)
-        else:
-            for number in np.unique(of).tolist():
-                mine = of == number
-                _copy(self.files[number].tokens, into, places[mine], firsts[mine], counts[mine])
+        for number in np.unique(of).tolist():
+            mine = of == number
+            self.files[number].tokens.gather(into, places[mine], firsts[mine], counts[mine])
         if self._end is not None:
             closed = (stops == last) & (stops > starts)
             into[(places + stops - starts)[closed] - 1] = self._end
@@ -197,55 +200,43 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
 
     def path(self, index: int) -> str:
         """The file of a row."""
-        return str(self.files[int(self._file_of(np.array([index]))[0][0])])
+        return str(self.files[int(self._spans(np.array([index]))[0][0])])
 
     @property
-    def remote_files(self) -> RemoteFiles | None:
+    def remote_files(self) -> Any:
         """The fetcher of the tokens, if it reads some of their files by blocks."""
-        tokens = (file.tokens for file in self.files)
-        return next((each.remote for each in tokens if isinstance(each, RemoteNumbers)), None)
+        return next((file.tokens.remote for file in self.files if file.tokens.remote), None)
 
     def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
         """The addresses of the blocks that each row is read from."""
-        of, begins, ends = self._spans(np.asarray(indices, np.int64))
-        addresses = []
-        for number, begin, end in zip(of.tolist(), begins.tolist(), ends.tolist(), strict=True):
-            tokens = self.files[number].tokens
-            blocks = tokens.blocks(begin, end) if isinstance(tokens, RemoteNumbers) else []
-            addresses.append(blocks)
-        return addresses
+        spans = np.stack(self._spans(np.asarray(indices, np.int64)), axis=1).tolist()
+        return [self.files[number].tokens.blocks(begin, end) for number, begin, end in spans]
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """How files are divided, their names and sizes, and evenly spread blocks of them."""
-        parts: list[Part] = ["token_files", *map(repr, self._identity)]
-        remote = sized and self.remote_files is not None
-        of_files = (side_by_side if remote else map)(
-            lambda file: file.fingerprint_parts(sized), self.files
-        )
-        return [*parts, *itertools.chain.from_iterable(of_files)]
+        of_files = [part for file in self.files for part in file.fingerprint_parts(sized)]
+        return ["token_files", *map(repr, self._identity), *of_files]
 
     def data_files(self) -> list[DataFile]:
-        return [data_file for file in self.files for data_file in file.data_files()]
-
-    def _file_of(self, indices: IntArray) -> tuple[IntArray, IntArray]:
-        """The file of each row, and the row in it."""
-        rows = self._split.rows(indices)
-        if len(self.files) == 1:
-            return np.zeros_like(rows), rows
-        of = np.searchsorted(self._first, rows, side="right") - 1
-        return of, rows - self._first[of]
+        return [one for file in self.files for one in file.data_files()]
 
     def _spans(self, indices: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """The file, the first token and one past the last of each row, as they are stored."""
-        if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
-            raise IndexError(f"a row is outside of [0, {len(self)})")
-        of, rows = self._file_of(indices)
-        if len(self.files) == 1:
-            return of, *checked_spans(self.files[0], rows)
+        rows = self._split.rows(indices)
+        of = np.searchsorted(self._first, rows, side="right") - 1
+        rows = rows - self._first[of]  # they may be the caller's
         begins, ends = np.empty((2, len(rows)), np.int64)
         for number in np.unique(of).tolist():
-            mine = of == number
-            begins[mine], ends[mine] = checked_spans(self.files[number], rows[mine])
+            mine, file = of == number, self.files[number]
+            begins[mine], ends[mine] = file.spans(rows[mine])
+            wrong = mine & ((begins < 0) | (ends < begins) | (ends > len(file.tokens)))
+            if wrong.any():
+                row = int(wrong.argmax())
+                raise DataError(
+                    f"{str(file)!r}, row {rows[row]} of the file: its index places it at tokens "
+                    f"{begins[row]} to {ends[row]}, and the file has {len(file.tokens)}. The index "
+                    "is damaged, or of another file: write both again."
+                )
         return of, begins, ends
 
     def _lengths(self, indices: IntArray) -> IntArray:
@@ -253,16 +244,9 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         return ends - begins + (self._end is not None)
 
     def _where(self, index: int) -> str:
-        of, row = self._file_of(np.array([index]))
-        return f"{str(self.files[int(of[0])])!r}, row {int(row[0])} of the file,"
-
-    def _check_size(self, lengths: IntArray, indices: IntArray) -> None:
-        """Raise DataError for a row that is too long."""
-        size = 8 * int(lengths.max(initial=0))
-        if size > self.limits.record_bytes:
-            row = self._where(int(indices[lengths.argmax()]))
-            refusal = self.limits.refusal("record_bytes", f"{size} bytes, as int64")
-            raise DataError(f"{row} has {refusal}.")
+        row = int(self._split.rows(np.array([index]))[0])
+        of = int(np.searchsorted(self._first, row, side="right")) - 1
+        return f"{str(self.files[of])!r}, row {row - self._first[of]} of the file,"
 
     def _check(
         self, into: IntArray, places: IntArray, indices: IntArray, lengths: IntArray
@@ -282,45 +266,258 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
                 )
 
 
-def _copy(
-    tokens: npt.NDArray[Any] | RemoteNumbers,
-    into: IntArray,
-    places: IntArray,
-    firsts: IntArray,
-    counts: IntArray,
-) -> None:
-    """Copy each row's tokens to its place."""
-    if isinstance(tokens, RemoteNumbers):
-        tokens.gather(into, places, firsts, counts)
-        return
-    if native is not None and tokens.dtype.isnative and tokens.flags.aligned:
-        native.gather(into, tokens, places, firsts, counts)
-        return
-    # Slices: indices of every token would take three times as long.
-    for at, first, count in zip(places.tolist(), firsts.tolist(), counts.tolist(), strict=True):
-        into[at : at + count] = tokens[first : first + count]
+class _File:
+    """A file of tokens, and where its rows lie.
+
+    Cost: nothing where the files say it; else a pass over the tokens (about 1 GB/s), whose result
+    is kept. Where a row lies is compared with the file when it is read.
+    """
+
+    def __init__(
+        self, file: FolderFile, dtype: str | None, eod: int | None, cache_dir: str
+    ) -> None:
+        stem, self._searched = file.name.rsplit(".", 1)[0], ""
+        index, offsets = (FolderFile(file.folder, stem + end) for end in (".idx", _OFFSETS))
+        self._is_pair = file.name.endswith(".bin") and index.exists()
+        if self._is_pair:
+            self._index: MappedArray = _RawNumbers(index, np.dtype(np.uint8))
+            stored, self.count = self._header()
+            self.tokens = _Tokens(file, stored)
+            return
+        if file.name.endswith(".bin") and dtype not in _OF_FLAT:
+            reason = f"{dtype!r} is no type of tokens; {str(file)!r} has no header, so say one of "
+            raise ConfigError(Problem("dataset.dtype", reason + ", ".join(_OF_FLAT)))
+        raw = None
+        if file.name.endswith(".bin"):  # of `str`: the native order by the name that C knows
+            raw = np.dtype(np.dtype(dtype).newbyteorder("<").str)
+        # Where documents are looked for, all is read.
+        self.tokens = _Tokens(file, raw, by_blocks=offsets.exists())
+        if offsets.exists():
+            self._index = _integers(offsets)
+        elif eod is not None:
+            self._index = self._search(eod, cache_dir)
+        else:
+            reason = (
+                f"nothing says where documents end in {str(file)!r}: put {stem + _OFFSETS} beside "
+                "it, or set dataset.eod to the token that ends them"
+            )
+            raise ConfigError(Problem("dataset.eod", reason))
+        first, last = self._index.array[[0, -1]].tolist()
+        if (first, last) != (0, len(self.tokens)):
+            raise DataError(
+                f"{_KEY}: {str(self._index.path)!r} bounds tokens {first} to {last}, and "
+                f"{str(self)!r} has {len(self.tokens)}, from 0 on. Write both again."
+            )
+        self.count = len(self._index) - 1
+
+    def __str__(self) -> str:
+        return str(self.tokens.file)
+
+    def spans(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """The first token of each row, and one past its last: int64[n] each, as stored."""
+        numbers = self._index.array.view(np.ndarray)  # a memmap makes slow slices
+        if not self._is_pair:
+            return numbers[rows].astype(np.int64), numbers[rows + 1].astype(np.int64)
+        ends = _HEADER.size + np.array([0, 4, 12]) * self.count
+        lengths = numbers[ends[0] : ends[1]].view("<i4")  # need not be aligned
+        pointers = numbers[ends[1] : ends[2]].view("<i8")
+        starts, inside = np.divmod(pointers[rows], self.tokens.dtype.itemsize)
+        starts[inside != 0] = -1
+        return starts, starts + lengths[rows]
+
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        name, dtype = self.tokens.file.name, self.tokens.dtype.str
+        if not self._is_pair:
+            bounds = [self._searched] if self._searched else self._index.fingerprint_parts(sized)
+            parts = ["flat", name, len(self.tokens), dtype, *self.tokens.sample(), *bounds]
+            return parts if sized else ["flat", name, dtype]
+        parts = ["megatron", "sequences", name]
+        if sized:
+            parts += [len(self.tokens), dtype, *self._sizes]
+            parts += [*_blocks(self._index.array), *self.tokens.sample()]
+        return parts
+
+    def data_files(self) -> Iterable[DataFile]:
+        files = [self.tokens.file] if self._searched else [self.tokens.file, self._index.path]
+        return [file.folder.data_file(file.name) for file in files]
+
+    def _header(self) -> tuple[np.dtype[Any], int]:
+        """The type of the tokens, and the number of sequences."""
+        name = f"{_KEY}: {str(self._index.path)!r}"
+        size, head = len(self._index), self._index.array[: _HEADER.size].tobytes()
+        if not head.startswith(_MAGIC) or size < _HEADER.size:
+            raise DataError(f"{name} begins with {head[:9]!r}, and an index with {_MAGIC!r}.")
+        _, version, code, sequences, documents = _HEADER.unpack(head)
+        if version != 1 or code not in _TYPES:
+            raise DataError(
+                f"{name}: its version is {version}, the type of its tokens {code}; known are "
+                f"version 1 and types {', '.join(map(str, _TYPES))} (whole numbers)."
+            )
+        tables = _HEADER.size + 12 * sequences + 8 * documents
+        if size not in (tables, tables + sequences):
+            raise DataError(
+                f"{name} has {size} bytes, and {sequences} sequences and {documents} entries of "
+                f"documents need {tables} (or {sequences} more, with modes). Write it again."
+            )
+        self._sizes = sequences, documents
+        return np.dtype(_TYPES[code]), sequences
+
+    def _search(self, eod: int, cache_dir: str) -> MappedArray:
+        """Where documents begin and end, each with its last token; kept in the cache."""
+        total, dtype = len(self.tokens), self.tokens.dtype.str
+        key = fingerprint([1, total, dtype, *self.tokens.sample(), "eod", eod])[:16]
+        self._searched = f"{self.tokens.file.name.rpartition('/')[2][:60]}-{key}"
+
+        def made() -> dict[str, IntArray]:
+            starts, array = range(0, total, _PIECE), self.tokens.array
+            shown = watched(starts, len(starts), f"looking for documents in {self}")
+            ends = [np.flatnonzero(array[at : at + _PIECE] == eod) + at + 1 for at in shown]
+            offsets = np.concatenate([[0], *ends])
+            if len(offsets) == 1:
+                raise DataError(
+                    f"dataset.eod: {str(self)!r} has no token {eod}, so nothing says where "
+                    "documents end. Set the token that ends them, and dataset.dtype to what is "
+                    "stored."
+                )
+            return {"offsets": offsets if offsets[-1] == total else np.append(offsets, total)}
+
+        cache = CacheFolder(cache_dir, self._searched)
+        cache.arrays("documents", made, lambda kept: kept["offsets"][-1] == total)
+        kept = FolderFile(Root(cache.path / "documents"), "offsets.npy")
+        return MappedArray(kept, "dataset.cache_dir")
+
+
+class _RawNumbers(MappedArray):
+    """The same of a file without a header."""
+
+    def __init__(self, path: FolderFile, dtype: np.dtype[Any]) -> None:
+        self._stored = dtype
+        super().__init__(path, _KEY)
+
+    @cached_property
+    def array(self) -> npt.NDArray[Any]:
+        return self.path.read(self._map)
+
+    def _map(self, path: str) -> npt.NDArray[Any]:
+        name, width = f"{_KEY}: {str(self.path)!r}", self._stored.itemsize
+        try:
+            size = Path(path).stat().st_size
+            if size % width:
+                raise DataError(
+                    f"{name} has {size} bytes, no multiple of the {width} bytes of a number "
+                    f"({self._stored.name}): it was cut off, or its type is another one."
+                )
+            empty = np.empty(0, self._stored)  # cannot be mapped
+            return np.memmap(path, self._stored, "r").view(np.ndarray) if size else empty
+        except OSError as error:
+            raise DataError(f"{name} cannot be read: {error.strerror}.") from error
+
+
+class _Tokens:
+    """The tokens of a file: mapped, or at an address read by blocks where it is large.
+
+    Args:
+        dtype: None for a `.npy` file, which says it.
+        by_blocks: a large file at an address is read by blocks.
+
+    Attributes:
+        remote: the fetcher of a file that is read by blocks; None for one that is mapped.
+    """
+
+    def __init__(
+        self, file: FolderFile, dtype: np.dtype[Any] | None, by_blocks: bool = True
+    ) -> None:
+        self.file, self.remote = file, file.folder.remote_files
+        self._bytes = int(file.folder.sizes([file.name])[0]) if self.remote and by_blocks else 0
+        if self._bytes < _LARGE or not self._looks_sound(dtype):
+            self.remote = None
+            self._mapped = _integers(file) if dtype is None else _RawNumbers(file, dtype)
+            self.dtype, self._count = self._mapped.dtype, len(self._mapped)
+
+    def _looks_sound(self, dtype: np.dtype[Any] | None) -> bool:
+        """Whether blocks of it can be read; else mapping it says why not."""
+        self._start = 0
+        try:
+            head = self._source.at(0, 1 << 12)
+            if dtype is None:
+                shape, _, dtype, self._start = npy_header(head)
+                (self._count,) = shape
+            else:
+                self._count, rest = divmod(self._bytes, dtype.itemsize)
+                if rest:
+                    return False
+        except (WholeFilesError, ValueError):
+            return False
+        self.dtype = dtype
+        return dtype.kind in "iu"
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """All of them, mapped."""
+        return self._mapped.array.view(np.ndarray)  # a memmap makes slow slices
+
+    def gather(self, into: IntArray, places: IntArray, firsts: IntArray, counts: IntArray) -> None:
+        """Write the tokens of each span to its place."""
+        width, array = self.dtype.itemsize, None if self.remote else self.array
+        plain = array is not None and array.flags.aligned and array.dtype.isnative
+        if native is not None and plain:
+            native.gather(into, array, places, firsts, counts)
+            return
+        # Slices: indices of every token would take three times as long.
+        for at, first, count in zip(places.tolist(), firsts.tolist(), counts.tolist(), strict=True):
+            if array is None:
+                start = self._start + first * width
+                content = self._source.at(start, start + count * width)
+                into[at : at + count] = np.frombuffer(content, self.dtype)
+            else:
+                into[at : at + count] = array[first : first + count]
+
+    def blocks(self, first: int, stop: int) -> list[str]:
+        """The addresses of the blocks that hold a span."""
+        if not self.remote:
+            return []
+        width = self.dtype.itemsize
+        return self._source.blocks([(self._start + first * width, self._start + stop * width)])
+
+    def sample(self) -> list[bytes]:
+        """64 blocks of 4 KiB, evenly spread; all of a smaller file."""
+        return self._source.sample(64, self._start) if self.remote else _blocks(self.array)
+
+    @property
+    def _source(self) -> RemoteBytes:
+        return RemoteBytes(self.remote, str(self.file), self._bytes, _BLOCK)
+
+
+def _blocks(numbers: npt.NDArray[Any]) -> list[bytes]:
+    content = numbers.view(np.uint8)
+    return [content[start:stop].tobytes() for start, stop in spread(len(content), 64)]
+
+
+def _integers(file: FolderFile) -> MappedArray:
+    numbers = MappedArray(file, _KEY)
+    if numbers.dtype.kind not in "iu" or len(numbers.shape) != 1:
+        raise DataError(
+            f"{_KEY}: {str(file)!r} is {numbers.dtype} {numbers.shape}; it must be whole "
+            "numbers in one dimension."
+        )
+    return numbers
 
 
 def _names(folder: Root, pattern: str | Sequence[str] | None, key: str) -> list[str]:
-    """The files of tokens that are asked for: their names, sorted, or in the order of a list."""
+    """The files of tokens that are wanted: their names, sorted, or in the order of a list."""
     if isinstance(pattern, str) and not set(pattern) & set("*?["):
         return [pattern]
     if pattern is not None and not isinstance(pattern, str):
         if not pattern:
             raise ConfigError(Problem(key, "names no file"))
         return list(pattern)
-    files = [
-        name
-        for name in folder.files()
-        if name.endswith((".bin", ".npy")) and not name.endswith((OFFSETS, LENGTHS))
-    ]
-    names = files if pattern is None else [name for name in files if fnmatch.fnmatch(name, pattern)]
+    files = [name for name in folder.files() if name.endswith((".bin", ".npy"))]
+    files = [name for name in files if not name.endswith(_OFFSETS)]
+    names = files if pattern is None else fnmatch.filter(files, pattern)
     if not names:
-        of = "" if pattern is None else f" like {pattern!r}"
-        known = f": {_some(files)}" if files else ""
-        raise DataError(f"{key}: there is no .bin or .npy file{of} in {str(folder)!r}{known}.")
+        some = f" like {pattern!r}; there are {', '.join(files[:5])}" if files else ""
+        raise DataError(f"{key}: there is no .bin or .npy file in {str(folder)!r}{some}.")
     return names
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

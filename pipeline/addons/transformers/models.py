@@ -58,15 +58,11 @@ class Pieces(BytePairs):
         if max_length < 3:
             raise ConfigError(Problem("max_length", f"{max_length}; allowed: 3 or more"))
         self.end: int = last
+        self.counting += f", at most {max_length}"
 
     def _with_tokens(self, sample: dict[str, Any], text: str) -> dict[str, Any]:
         kept = self._encoded(text).ids[: self.max_length - 2]
         return {**sample, "tokens": torch.tensor([self.begin, *kept, self.end])}
-
-    @property
-    def counting(self) -> str:
-        """A text that differs where the numbers of tokens may differ."""
-        return f"{super().counting}, at most {self.max_length}"
 
     def length(self, text: str) -> int:
         """The number of tokens of a text, with those before and behind it."""
