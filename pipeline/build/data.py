@@ -249,7 +249,7 @@ class Split:
         if (ignored := self.config.objective.get("ignored")) is not None:
             for step in steps.values():
                 fill_masks(step, ignored)
-        count, views = self.config.transform.views, "penstock.addons.pairs.views"
+        count, views = self.config.transform.views, "penstock.addons.pairs"
         return Compose({"views": import_module(views).Views(steps, count)} if count > 1 else steps)
 
     @cached_property

@@ -355,7 +355,7 @@ def _views(batch: Batch, field: str) -> list[str]:
     """The further views of a field, where nothing is drawn on the first."""
     if f"{field}_2" not in batch or not set(batch.kinds.values()) <= {"image"}:
         return []
-    from penstock.addons.pairs.views import further_views
+    from penstock.addons.pairs import further_views
 
     return further_views(batch, field)
 

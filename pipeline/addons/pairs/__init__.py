@@ -1,1 +1,0 @@
-"""Learning from pairs: two views of a sample, or a picture and its caption."""
