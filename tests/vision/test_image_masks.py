@@ -70,7 +70,7 @@ def test_damaged_and_missing_masks_are_refused(tmp_path):
     with pytest.raises(DataError, match="is no image, truncated or damaged"):
         ImageMasks(root, NAMES, val_fraction=0.0)[0]
     path.unlink()
-    with pytest.raises(DataError, match=r"have no mask, the first .*masks/a.png"):
+    with pytest.raises(DataError, match=r"have no mask, the first .*masks/a "):
         ImageMasks(root, NAMES)
     with pytest.raises(DataError, match=r"dataset.masks: .*labels' is missing"):
         ImageMasks(root, NAMES, masks="labels")
@@ -90,24 +90,19 @@ def test_arguments_that_cannot_be_are_refused(tmp_path, arguments, said):
         ImageMasks(written(tmp_path, Image.fromarray(NUMBERS)), **arguments)
 
 
-def test_masks_of_pictures_that_exif_turns(tmp_path, caplog):
+def test_masks_of_pictures_that_exif_turns(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     root = written(tmp_path, Image.fromarray(NUMBERS))
     Image.new("RGB", (4, 2)).save(tmp_path / "images/a.jpg", exif=exif)
-    with pytest.raises(DataError, match=r"turns 1 of 1 .*a\.jpg. Set dataset.orientation=ignore"):
-        ImageMasks(root, NAMES)
+    with pytest.raises(DataError, match=r"a\.png' has 4 x 2 .* dataset.orientation=ignore"):
+        ImageMasks(root, NAMES, val_fraction=0.0)[0]
     data = ImageMasks(root, NAMES, val_fraction=0.0, orientation="ignore")
     assert data[0]["image"].shape == (3, 2, 4)
     # A mask that is turned as its picture is.
     Image.fromarray(NUMBERS).save(tmp_path / "masks/a.png", exif=exif)
-    assert not caplog.text
     turned = ImageMasks(root, NAMES, val_fraction=0.0)[0]["mask"]
     assert turned.tolist() == np.rot90(NUMBERS, -1).tolist()
-    for name in ("images/a.jpg", "masks/a.png"):
-        Image.new("L", (4, 4)).save(tmp_path / name, exif=exif if name[0] == "i" else None)
-    ImageMasks(root, NAMES)
-    assert "for 1 no size tells whether their masks" in caplog.text
 
 
 def many(folder, values, ending="png"):
@@ -125,9 +120,9 @@ def many(folder, values, ending="png"):
 @pytest.mark.parametrize(
     ("values", "classes", "said"),
     [
-        ([255], ["floor", "cat"], "'cat' .number 1.; 1 of 2 classes have none, and 50% of the"),
-        ([0], ["floor", "cat"], "'cat' .number 1.; 1 of 2 classes have none, and 0% of the"),
-        ([0, 1], NAMES, "in 4 masks of train, no pixel is of the class 'owl' .number 2."),
+        ([255], ["floor", "cat"], "no pixel is of the classes cat, and 50% of the"),
+        ([0], ["floor", "cat"], "no pixel is of the classes cat, and 0% of the"),
+        ([0, 1], NAMES, "no pixel is of the classes owl"),
         ([0, 1], ["floor", "cat"], None),
     ],
 )
@@ -158,7 +153,7 @@ def test_a_class_in_no_mask_has_no_perfect_score(tmp_path, capsys):
     said = done.out + done.err
     assert re.search(r"^miou +nan", said, re.MULTILINE)
     assert re.search(r"^iou/cat +nan", said, re.MULTILINE)
-    assert "no pixel is of the class 'cat'" in said
+    assert "no pixel is of the classes cat" in said
 
 
 def test_files_that_are_left_out_are_counted(tmp_path, caplog):
@@ -169,14 +164,11 @@ def test_files_that_are_left_out_are_counted(tmp_path, caplog):
     ImageMasks(root, ["floor", "cat"])
     ImageMasks(root, ["floor", "cat"], "val")
     assert caplog.text.count("images: left out 1 file(s): 1 .bmp") == 1
-    assert caplog.text.count("2 of 6 masks have no picture, or share one with another") == 1
 
 
 def test_jpegs_are_no_masks(tmp_path):
     root = many(tmp_path / "a", [1], "jpg")
-    with pytest.raises(
-        DataError, match=r"4 of 4 pictures .* have no mask, .*\d\.jpg is none: \.png"
-    ):
+    with pytest.raises(DataError, match=r"4 of 4 pictures .* have no mask, .*with \.png"):
         ImageMasks(root, ["floor", "cat"])
 
 
@@ -227,10 +219,3 @@ def test_what_transforms_uncover_of_masks_is_ignored(tmp_path, step, ignored):
     if "RandomCrop" not in step:
         corners = masks[:, [0, 0, -1, -1], [0, -1, 0, -1]]
         assert (corners == ignored).sum() >= corners.numel() // 2
-
-
-def test_pictures_that_share_a_mask_are_refused(tmp_path):
-    root = many(tmp_path / "a", [0, 1])
-    Image.new("RGB", (8, 8)).save(tmp_path / "a/images/0.webp")
-    with pytest.raises(DataError, match=r"1 masks in .* have several pictures"):
-        ImageMasks(root, ["floor", "cat"])

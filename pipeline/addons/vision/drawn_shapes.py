@@ -6,18 +6,17 @@ Cost: 0.5 ms a picture of 96 px.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field as Range
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from penstock.datasets.files import DataFile
 from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, split_rows
-from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Seed
 from penstock.order.keys import hash64
 
@@ -35,8 +34,7 @@ Mask = npt.NDArray[np.bool_]
 Field = Literal["image", "boxes", "labels", "masks", "mask"]
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """A shape of a scene: x, y and radius in pixels, the angle in radians."""
 
     kind: str
@@ -111,31 +109,23 @@ class DrawnShapes(FileDataset, Dataset[Sample]):
         seed: other pictures for another seed.
         val_fraction, split_seed: share of the pictures that validate, and the seed of the split.
         test_fraction: share of the pictures to keep for a test.
-
-    Raises:
-        ConfigError: a number is out of range, or a field is not one of those.
     """
 
     def __init__(
         self,
-        fields: Sequence[Field] = ("boxes", "labels"),
+        fields: Sequence[Literal["image", "boxes", "labels", "masks", "mask"]] = (
+            "boxes",
+            "labels",
+        ),
         split: Split = "train",
         count: Count = 1000,
-        size: Count = 96,
-        most: Count = 4,
+        size: Annotated[int, Range(ge=32, le=512)] = 96,
+        most: Annotated[int, Range(ge=1, le=8)] = 4,
         seed: Seed = 0,
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        if not 32 <= size <= 512:
-            raise ConfigError(Problem("dataset.size", f"{size} pixels; allowed: 32 to 512"))
-        if not 1 <= most <= 8:
-            raise ConfigError(Problem("dataset.most", f"{most} shapes; allowed: 1 to 8"))
-        unknown = sorted(set(fields) - {"image", "boxes", "labels", "masks", "mask"})
-        if isinstance(fields, str) or unknown:
-            reason = f"{fields!r}; allowed: a list of boxes, labels, masks, mask"
-            raise ConfigError(Problem("dataset.fields", reason))
         self.fields, self.size, self.most, self.seed = tuple(fields), size, most, seed
         self.rows = split_rows(count, split, val_fraction, split_seed, None, test_fraction)
         self.classes = ["background", *SHAPES]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,10 +19,16 @@ import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
-from penstock.addons.vision.turns import PlacesInImages, sizes_of
 from penstock.datasets.arrays import check_classes
 from penstock.datasets.files import Files, open_root, with_endings
-from penstock.datasets.reading.base import Part, Sample, Split, check_split, split_rows
+from penstock.datasets.reading.base import (
+    FolderDataset,
+    Part,
+    Sample,
+    Split,
+    check_split,
+    split_rows,
+)
 from penstock.datasets.reading.image import (
     Orientation,
     Reader,
@@ -41,14 +46,13 @@ if TYPE_CHECKING:
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 _MASKS = (".png", ".bmp", ".gif", ".tif", ".tiff")  # which lose nothing; a JPEG changes numbers
-_LOOKED_AT = 1000  # masks on this machine, where a class is in none: a few seconds
-_FETCHED = 64  # at an address
+_LOOKED_AT = 100  # masks of training, where a class is in none: half a second
 Mask = npt.NDArray[np.uint8]
 
 _log = logging.getLogger(__name__)
 
 
-class ImageMasks(PlacesInImages):
+class ImageMasks(FolderDataset):
     """One sample: `image` (uint8 [3, H, W]) and `mask` (Mask uint8[H, W], a class each pixel).
 
     Args:
@@ -67,8 +71,8 @@ class ImageMasks(PlacesInImages):
         files: access to addresses.
         limits: what a file and a picture may claim.
         test_fraction: share of the pictures to keep for a test.
-        orientation: "apply" turns pictures and masks as their own EXIF says; "ignore" takes both
-            as they are stored; None: "apply", and a line where sizes cannot tell what is right.
+        orientation: "apply" (also null) turns pictures and masks as their own EXIF says; "ignore"
+            takes both as they are stored.
 
     Raises:
         DataError: a folder or a mask is missing. A mask of another size, or with a number or colour
@@ -117,86 +121,54 @@ class ImageMasks(PlacesInImages):
                 self.folder.below(split_folder),
                 self._masks.below(split_folder),
             )
-        warns = divided or split == "train"
-        pictures = with_endings(
-            self.folder.files(), EXTENSIONS, str(self.folder) if warns else None
-        )
+        shown = str if divided or split == "train" else lambda folder: None  # of two splits, one
+        pictures = with_endings(self.folder.files(), EXTENSIONS, shown(self.folder))
         if not pictures:
             ends = ", ".join(EXTENSIONS)
             raise DataError(f"{str(self.folder)!r} has no images (files that end in {ends}).")
-        mask_files = self._masks.files()
-        own = with_endings(mask_files, _MASKS, str(self._masks) if warns else None)
-        there = {name.rpartition(".")[0]: name for name in own}
+        mask_files = with_endings(self._masks.files(), _MASKS, shown(self._masks))
+        there = {name.rpartition(".")[0]: name for name in mask_files}
         stems = [name.rpartition(".")[0] + suffix for name in pictures]
-        lacking = [name for name in stems if name not in there]
-        if lacking:
-            wrong = set(mask_files).difference(own)
-            other = next((n for n in wrong if n.rpartition(".")[0] in lacking), None)
-            hint = f" ({other} is none: {', '.join(_MASKS)} keep numbers)" if other else ""
+        if lacking := [name for name in stems if name not in there]:
             raise DataError(
                 f"{len(lacking)} of {len(pictures)} pictures in {str(self.folder)!r} have no mask, "
-                f"the first {self._masks.path(lacking[0])}.png{hint}. Put them "
+                f"the first {self._masks.path(lacking[0])} (with {', '.join(_MASKS)}). Put them "
                 "there or remove the pictures; dataset.suffix is what names of masks have more "
                 "than names of pictures."
             )
-        shared = [name for name, count in Counter(stems).items() if count > 1]
-        if shared:
-            raise DataError(
-                f"{len(shared)} masks in {str(self._masks)!r} have several pictures, which differ "
-                f"in their endings, the first {there[shared[0]]}. Keep one of each."
-            )
-        left = sorted(set(own) - {there[stem] for stem in stems})
-        if warns and left:
-            _log.warning(
-                "%s: %d of %d masks have no picture, or share one with another ending: %s",
-                *(self._masks, len(left), len(own), ", ".join(left[:10])),
-            )
         names = np.array([os.fsencode(name) for name in pictures])
         of_masks = np.array([os.fsencode(there[stem]) for stem in stems])
-        if warns:
-
-            def size_of(row: int) -> tuple[int, ...] | None:
-                sizes = self._masks.read(there[stems[row]], lambda path, _: sizes_of(path))
-                return None if sizes is None else sizes[1] if orientation == "ignore" else sizes[2]
-
-            self.check_turns(pictures, "masks", orientation, size_of)
         if not whole:
             share = 0.0 if divided else val_fraction
             rows = split_rows(names, split, share, split_seed, None, test_fraction)
             names, of_masks = names[rows], of_masks[rows]
         self.names, self._mask_names = names, of_masks
-        self._check_classes(split)
+        if split == "train":
+            self._check_classes()
 
-    def _check_classes(self, split: str) -> None:
-        """Look before training at masks until each class has had a pixel; say which have none."""
-        most = _LOOKED_AT if self._masks.remote_files is None else _FETCHED
-        names = self._mask_names[:: -(-len(self._mask_names) // most) or 1].tolist()
-        counts, looked = np.zeros(256, np.int64), 0
-        for name in names:
+    def _check_classes(self) -> None:
+        """Look before training whether each class has a pixel, and warn of those without."""
+        counts = np.zeros(256, np.int64)
+        for name in self._mask_names[:: -(-len(self._mask_names) // _LOOKED_AT) or 1].tolist():
             with suppress(DataError):  # reading it says so, or leaves it out
                 mask = self._masks.read(os.fsdecode(name), self._mask)
                 counts += np.bincount(mask.ravel(), minlength=256)
-                looked += 1
             if counts[: len(self.classes)].all():
                 return
         absent = [name for name, count in zip(self.classes, counts, strict=False) if not count]
-        if not looked:
-            return
-        total = "" if looked == len(self) else f" looked at (of {len(self)})"
-        shown = ", ".join(f"{name!r} (number {self.classes.index(name)})" for name in absent[:10])
-        said = (
-            f"{str(self._masks)!r}: in {looked} masks of {split}{total}, no pixel is of the class "
-            f"{shown}; {len(absent)} of {len(self.classes)} classes have none, and "
-            f"{counts[self.ignored] / counts.sum():.0%} of the pixels have the ignored number "
-            f"{self.ignored}."
-        )
-        if len(self.classes) == 2 and counts[self.ignored] and self._colors is None:
+        share = counts[self.ignored] / max(counts.sum(), 1)
+        hint = ""
+        if len(self.classes) == 2 and share and self._colors is None:
             first, second = self.classes
-            said += (
+            hint = (
                 f' For masks of 0 and {self.ignored} set "dataset.classes={{{first}: [0,0,0], '
                 f'{second}: [{self.ignored},{self.ignored},{self.ignored}]}}".'
             )
-        _log.warning("%s No run can learn it", said)
+        _log.warning(
+            "%s: in the masks of training that were looked at, no pixel is of the classes %s, and "
+            "%.0f%% of the pixels have the ignored number %d. No run can learn them.%s",
+            *(self._masks, ", ".join(absent[:10]), 100 * share, self.ignored, hint),
+        )
 
     def __getitem__(self, index: int) -> Sample:
         image = self._read(
@@ -236,31 +208,24 @@ class ImageMasks(PlacesInImages):
     def _mask(self, path: str, shown: str) -> Mask:
         """The classes of the pixels of a file: uint8[H, W]."""
         if self._colors is not None:
-            pixels = read_image(path, self._mask_reader, shown, self.limits).numpy()
+            wide = read_image(path, self._mask_reader, shown, self.limits).numpy().astype(np.uint32)
+            colors = (wide[0] << 16) | (wide[1] << 8) | wide[2]
             known = np.array(sorted(self._colors), np.uint32)
             numbers = np.array([self._colors[color] for color in known.tolist()], np.uint8)
-            wide = pixels.astype(np.uint32)
-            colors = (wide[0] << 16) | (wide[1] << 8) | wide[2]
             places = np.minimum(np.searchsorted(known, colors), len(known) - 1)
             strange = colors[known[places] != colors]
             if strange.size:
                 color = int(strange.min())
-                raise self._unknown(
-                    shown, f"the colour {[color >> 16, color >> 8 & 255, color & 255]}"
-                )
+                parts = [color >> 16, color >> 8 & 255, color & 255]
+                raise self._unknown(shown, f"the colour {parts}")
             mask: Mask = numbers[places]
             return mask
-        mask = _numbers_of(path, shown, self.limits, self._mask_reader == "pillow")
-        for number in {int(mask.min()), int(mask.max())}:
-            if not 0 <= number <= 255:
-                raise self._unknown(shown, f"the number {number}")
-        mask = mask.astype(np.uint8, copy=False)
-        unknown = np.ones(256, bool)
-        unknown[[*range(len(self.classes)), self.ignored]] = False
-        strange = mask[unknown[mask]]
+        stored = _numbers_of(path, shown, self.limits, self._mask_reader == "pillow")
+        unknown = (stored < 0) | (stored >= len(self.classes))
+        strange = stored[unknown & (stored != self.ignored)]
         if strange.size:
             raise self._unknown(shown, f"the number {strange.min()}")
-        return mask
+        return stored.astype(np.uint8, copy=False)
 
     def _unknown(self, shown: str, what: str) -> DataError:
         return DataError(

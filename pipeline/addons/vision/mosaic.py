@@ -32,8 +32,8 @@ Sample = dict[str, Any]
 class SanitizeBoxes:
     """Boxes cut at the picture's border; those that are smaller then are left out.
 
-    All fields of a box go with it, which torchvision's SanitizeBoundingBoxes does for
-    labels and masks alone.
+    All fields of a box go with it. (torchvision's SanitizeBoundingBoxes makes plain tensors of
+    keypoints, so that no later transform moves them.)
 
     Args:
         min_size: of width and height in pixels.
@@ -47,30 +47,25 @@ class SanitizeBoxes:
         self.min_size, self.min_area, self.fields = min_size, min_area, tuple(fields)
 
     def __call__(self, sample: Sample) -> Sample:
-        changed = dict(sample)
-        for name, value in sample.items():
-            if not isinstance(value, tv_tensors.BoundingBoxes):
-                continue
-            boxes = F.clamp_bounding_boxes(value)
-            _, kept = F.sanitize_bounding_boxes(
-                plain(boxes),
-                format=value.format,
-                canvas_size=value.canvas_size,
-                min_size=self.min_size,
-                min_area=self.min_area,
-            )
-            changed[name] = tv_tensors.wrap(plain(boxes)[kept], like=value)
-            for field in self.fields:
-                if field in sample:
-                    rows = sample[field]
-                    if len(rows) != len(kept):
-                        raise DataError(
-                            f"{field!r} has {len(rows)} rows for {len(kept)} boxes; name the "
-                            "fields with a row for each box in `fields` of SanitizeBoxes"
-                        )
-                    marked = isinstance(rows, tv_tensors.TVTensor)
-                    chosen = plain(rows)[kept]
-                    changed[field] = tv_tensors.wrap(chosen, like=rows) if marked else chosen
+        kinds = {name: type(value) for name, value in sample.items()}
+        name = next((n for n, kind in kinds.items() if kind is tv_tensors.BoundingBoxes), None)
+        if name is None:
+            return sample
+        boxes, kept = F.sanitize_bounding_boxes(
+            F.clamp_bounding_boxes(sample[name]), min_size=self.min_size, min_area=self.min_area
+        )
+        changed = {**sample, name: boxes}
+        for field in sample.keys() & {*self.fields}:
+            rows = sample[field]
+            if len(rows) != len(kept):
+                raise DataError(
+                    f"{field!r} has {len(rows)} rows for {len(kept)} boxes; name the "
+                    "fields with a row for each box in `fields` of SanitizeBoxes"
+                )
+            marked = isinstance(rows, tv_tensors.TVTensor)
+            changed[field] = plain(rows)[kept]
+            if marked:
+                changed[field] = tv_tensors.wrap(changed[field], like=rows)
         return changed
 
 
