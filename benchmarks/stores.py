@@ -103,7 +103,7 @@ def ours(kind: str, url: str, cache: Path, more: list[str]) -> Iterator[Any]:
         "config.hydra",
         "build.data_identity",
         "loading.loader",
-        "addons.stores.remote_files",
+        "addons.storage.client",
         {
             "files": "datasets.image_folder",
             "shards": "addons.shards.tar_shards",
@@ -299,7 +299,7 @@ def prepared(folder: Path, peers: str | None) -> None:
         draw(folder)
     from penstock import command
     from penstock.addons.shards.tar import index
-    from penstock.addons.stores import file_index
+    from penstock.addons.storage import index as file_index
 
     if not list((folder / "data/shards").glob("*.index")):
         index.write(folder / "data/shards")
@@ -314,7 +314,7 @@ def prepared(folder: Path, peers: str | None) -> None:
             ]
         )
     for kind in ("files", "shards", "packs"):
-        if not (folder / "data" / kind / file_index.NAME).exists():
+        if not (folder / "data" / kind / file_index.INDEX).exists():
             file_index.write(folder / "data" / kind)
     if peers and not (folder / "data/chunks").exists():
         command = [peers, __file__, "--chunk", str(folder)]

@@ -1,8 +1,9 @@
 """Files on this machine and at addresses such as `s3://bucket/folder`, folders of them, and folders
 of data that one process makes once and that appear whole or not at all.
 
-A `Root` names its files relative to itself, with forward slashes. The add-on `stores` fetches files
-from addresses; it is imported with the first one. Cost: 2 us a file of this machine to list them.
+A `Root` names its files relative to itself, with forward slashes. The add-on `storage` fetches
+files from addresses; it is imported with the first one. Cost: 2 us a file of this machine to list
+them.
 """
 
 from __future__ import annotations
@@ -72,11 +73,10 @@ class Files:
         retries: further attempts when a store doesn't answer or is busy.
         first_wait: seconds before the first of them; each next wait is twice as long.
         timeout: seconds after which a silent connection counts as broken.
-        options: for the store's fsspec file system: `endpoint_url`, `anon`, `profile` ... No
-            credentials: these are found by the store's own means.
+        options: for the store: `endpoint_url`, `anon`, `profile` ... No credentials: these are
+            found by the store's own means.
         limits: `files` of a listing.
-        concurrency: the most requests open at once, over all processes of a machine that share the
-            cache. Each reader begins with 32, and takes more while they bring more.
+        concurrency: the most requests that a rank has open at once.
         ahead: bytes that are fetched before they are needed, as `cache_size`; 0 fetches nothing.
 
     Raises:
@@ -95,18 +95,17 @@ class Files:
 
     @cached_property
     def remote(self) -> Any:
-        """Access to addresses: `RemoteFiles`.
+        """Access to addresses: `Client` of the add-on `storage`.
 
         Raises:
-            ConfigError: an option looks like a credential.
+            ConfigError: what it needs is not installed.
         """
-        return seams.function("penstock.addons.stores.remote_files:RemoteFiles")(self)
+        return seams.function("penstock.addons.storage.client:Client")(self)
 
     def local(self, address: str) -> Path:
         """A path on this machine with the content of `address`; a local path is not checked.
 
-        Open it soon: a cached file can be evicted, though rarely before all others. `read` fetches
-        it again then; a file that is open stays readable.
+        All of the file is brought into the cache, whether that has room or not.
 
         Raises:
             DataError: it is missing in its store, may not be read, or the store didn't answer.
@@ -116,13 +115,11 @@ class Files:
     def read(self, address: str, function: Callable[[str], T]) -> T:
         """`function(path)` for a path on this machine with the content of `address`.
 
-        It is called again if the file was evicted before it was opened.
+        The path is to be opened by the function: it may be gone afterwards.
         """
-        return (
-            self.remote.read(address, function)
-            if is_remote(address)
-            else function(str(local_file(address)))
-        )
+        if is_remote(address):
+            return self.remote.file(self.remote.look(address), function)
+        return function(str(local_file(address)))
 
 
 def local_file(address: str) -> Path:
@@ -131,7 +128,7 @@ def local_file(address: str) -> Path:
 
 
 class Root:
-    """A folder of this machine, or of a store (`penstock.addons.stores.remote_files`).
+    """A folder of this machine, or of a store (`penstock.addons.storage.client`).
 
     `str(root)` is its path or address. Of another machine's files it may raise DataError wherever
     it looks at them: they are missing, or could not be fetched.
@@ -159,6 +156,10 @@ class Root:
         """
         path = f"{self._path}/{name}"
         return function(path, path)
+
+    def want(self, names: Sequence[str]) -> float:
+        """Files are read soon: fetch them ahead; their part of `files.ahead`, 0 on this machine."""
+        return 0.0
 
     def below(self, name: str) -> Root:
         """A folder in this one, whether it exists or not; "." is this one."""

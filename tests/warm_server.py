@@ -51,7 +51,7 @@ USED = (
     "torchvision.transforms.v2",
 )
 # What tests import beside all of `penstock`; each process that collects them would do so.
-OF_TESTS = ("_hypothesis_pytestplugin", "av", "moto.core", "pandas", "s3fs")
+OF_TESTS = ("_hypothesis_pytestplugin", "av", "moto.core", "pandas", "obstore")
 BASE = sys.path[1:]  # without the folder of `-m`, and PYTHONPATH is not set
 
 

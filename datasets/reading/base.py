@@ -85,9 +85,16 @@ class FolderDataset(FileDataset, Dataset[Sample]):
         """The fetcher of the files (`RemoteFiles`), if they are at an address; else None."""
         return self.folder.remote_files
 
-    def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
-        """The addresses of the files of samples."""
-        return [[self.path(index)] for index in indices]
+    @property
+    def want(self) -> Callable[[IntArray], float] | None:
+        """Samples are read soon: fetch their files ahead; their part of `files.ahead`.
+
+        None for files of this machine.
+        """
+        return None if self.folder.remote_files is None else self._want
+
+    def _want(self, indices: IntArray) -> float:
+        return self.folder.want([*map(os.fsdecode, self.names[indices].tolist())])
 
     def data_files(self) -> Iterator[DataFile]:
         return map(self.folder.data_file, self._names())

@@ -12,7 +12,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
@@ -162,13 +161,13 @@ class Loader:
         on_cuda = self.world.device.startswith("cuda")
         self._transfer = Transfer(self.world.device) if pins and on_cuda else None
         self.workers = Workers(fetch, self.options, pins)
-        self._ahead: Any = None  # `ReadAhead`, which is part of an add-on
-        if getattr(fetch.dataset, "remote_files", None) is not None:
-            from penstock.addons.stores.read_ahead import read_ahead
+        self._ahead: Any = None  # `Ahead`, which is part of an add-on
+        if isinstance(plan, Plan) and (
+            getattr(fetch.dataset, "want", None) or getattr(fetch.dataset, "remote_files", None)
+        ):
+            from penstock.addons.storage.ahead import Ahead
 
-            self._ahead = read_ahead(
-                plan, fetch.dataset, self.world.rank, self.world.size, self.options
-            )
+            self._ahead = Ahead(plan, fetch.dataset, self.world.rank, self.world.size)
         # The address that a state has, and that of the next `for`.
         self._next = self._following = (0, 0)
         self._warned = set[str]()
@@ -210,9 +209,9 @@ class Loader:
             for step in self.plan.skipped.steps(epoch, start, self.plan.limit(epoch))
         )
         if self._ahead is not None:
-            requests = self._ahead.requests(epoch, start, requests)
+            self._ahead.move(epoch, start)
         asked = began = time.perf_counter()
-        with self._ahead or nullcontext(), self.workers.run(requests) as results:
+        with self.workers.run(requests) as results:
             for result in self._transfer(results) if self._transfer else results:
                 stats.deaths = self.deaths - deaths_before
                 if isinstance(result, End):
@@ -239,7 +238,7 @@ class Loader:
                 if self.budget is not None:  # only now, so that what was left out is on record
                     self.budget.add(batch.request.valid, batch.left_out)
                 if self._ahead is not None:
-                    self._ahead.delivered(batch.request.step)
+                    self._ahead.move(epoch, batch.request.step + 1)
         stats.total_seconds = time.perf_counter() - began
         if not stats.batches and not start and not self.plan.skipped:
             full = f"full batch of {self.plan.batch_size}; set batch.tail=keep or a smaller size"
@@ -292,8 +291,6 @@ class Loader:
     def close(self) -> None:
         """Stop the workers."""
         self.workers.close()
-        if self._ahead is not None:
-            self._ahead.close()
 
     def __enter__(self) -> Loader:
         return self

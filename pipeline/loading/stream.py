@@ -111,7 +111,12 @@ class StreamReader:
             self._records = forwards(iter(copy(dataset)) if records is dataset else records)
 
     def _through(self, epoch: int, shards: Any, numbers: list[int]) -> Iterator[Any]:
-        for number in numbers:
+        for at, number in enumerate(numbers):
+            ahead = 0.0  # the part of what may be fetched ahead that the next shards take
+            for later in numbers[at:] if hasattr(self._dataset, "want_shard") else ():
+                ahead += (share := self._dataset.want_shard(shards[later]))
+                if not share or ahead >= 1:
+                    break
             self._seed(epoch, number)
             yield from self._dataset.read_shard(shards[number])
 

@@ -15,10 +15,11 @@ from penstock.addons.audio.pairs import AudioPairs
 from penstock.addons.audio.reading import read_audio, read_header
 from penstock.addons.audio.spoken_digits import SpokenDigits
 from penstock.build.training import TrainingParts
-from penstock.datasets.files import Files, stranger
+from penstock.datasets.files import stranger
 from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import Mismatch, PadTime
 from tests.program import SHARED, run
+from tests.support.store_server import bucket
 
 WAV = ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW", "IMA_ADPCM"]
 KINDS = [("WAV", coding) for coding in WAV] + [("WAVEX", "PCM_16"), ("RF64", "PCM_16")]
@@ -37,7 +38,7 @@ def wave(frames=400, channels=1, seed=0):
 
 
 def write(path, values=None, rate=8000, **options):
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     soundfile.write(path, wave() if values is None else values, rate, **options)
     return path
 
@@ -489,20 +490,17 @@ def test_what_cannot_be_padded():
 
 def test_recordings_at_an_address(tmp_path):
     """The same samples and tables, and messages that name the address."""
-    import fsspec
-
-    store = fsspec.filesystem("memory")
+    root = tmp_path / "digits"
     for take in range(4):
-        path = write(tmp_path / "recordings" / f"{take}_ada_{take}.wav", wave()[: 100 + take])
-        store.pipe(f"/digits/recordings/{path.name}", path.read_bytes())
-    store.pipe("/digits/recordings/9_ada_9.wav", b"this is text")
-    files = Files(cache_dir=str(tmp_path / "cache"))
-    here = SpokenDigits(str(tmp_path), val_takes=1)
-    there = SpokenDigits("memory://digits", val_takes=1, files=files)
-    assert len(there) == len(here) + 1
-    for index in range(len(here)):
-        assert torch.equal(here[index]["audio"], there[index]["audio"])
-    assert there.metadata["length"].tolist() == [101, 102, 103, 0]
-    with pytest.raises(DataError, match=r"memory://digits/recordings/9_ada_9\.wav"):
-        there[3]
-    store.rm("/digits", recursive=True)
+        write(root / "recordings" / f"{take}_ada_{take}.wav", wave()[: 100 + take])
+    here = SpokenDigits(str(root), val_takes=1)
+    samples = [here[index]["audio"] for index in range(len(here))]
+    (root / "recordings/9_ada_9.wav").write_bytes(b"this is text")
+    with bucket(root, tmp_path / "cache") as (_, files):
+        there = SpokenDigits("s3://data", val_takes=1, files=files)
+        assert len(there) == len(samples) + 1
+        for index, audio in enumerate(samples):
+            assert torch.equal(audio, there[index]["audio"])
+        assert there.metadata["length"].tolist() == [101, 102, 103, 0]
+        with pytest.raises(DataError, match=r"s3://data/recordings/9_ada_9\.wav"):
+            there[3]

@@ -61,7 +61,7 @@ def test_links_are_followed_and_loops_end(tmp_path):
     assert open_root(str(tmp_path / "root"), "a").files() == ["link/deep/a"]
 
 
-def test_paths_of_this_machine_need_nothing_of_fsspec(tmp_path):
+def test_paths_of_this_machine_need_nothing_of_stores(tmp_path):
     (tmp_path / "x").write_bytes(b"here")
     code = (
         "import sys\n"
@@ -71,6 +71,6 @@ def test_paths_of_this_machine_need_nothing_of_fsspec(tmp_path):
         f"Files().read({str(tmp_path / 'x')!r}, lambda path: open(path)).close()\n"
         "assert not [name for name in sys.modules if name.startswith('penstock.addons')]\n"
         "new = {name.split('.')[0] for name in sys.modules}\n"
-        "assert not new & {'torch', 'fsspec', 's3fs', 'aiohttp', 'botocore', 'asyncio'}, new\n"
+        "assert not new & {'torch', 'obstore', 'boto3', 'botocore', 'asyncio'}, new\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tarfile
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +29,13 @@ from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tables.parquet_stream import ParquetStream
 from penstock.build.data import DataParts
 from penstock.datasets.arrays import Arrays
-from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.sequences import Sequences
 from penstock.errors import ConfigError
 from penstock.runs import identity
 from penstock.runs.identity import UNKNOWN, UNREADABLE, changes, code_of, digests, fingerprint_of
 from tests.program import run
+from tests.support.store_server import bucket
 
 FIT = (
     "dataset=image_folder",
@@ -281,20 +282,19 @@ def test_a_dangling_image_is_part_of_the_content(tmp_path):
 
 
 def test_a_store_vouches_for_content(tmp_path):
-    memory = pytest.importorskip("fsspec").filesystem("memory")
     images(tmp_path / "data")
-    for path in (tmp_path / "data").rglob("*.png"):
-        memory.pipe(f"/prints/{path.relative_to(tmp_path / 'data')}", path.read_bytes())
+    with bucket(tmp_path / "data", tmp_path / "files") as (shelf, files):
 
-    def far():
-        files = Files(cache_dir=str(tmp_path / "files"))
-        return fingerprint_of(ImageFolder("memory://prints", files=files), "content", tmp_path)
+        def far():
+            data = ImageFolder("s3://data", files=replace(files))
+            return fingerprint_of(data, "content", tmp_path)
 
-    before = far()
-    assert far() == before
-    memory.pipe("/prints/a/00.png", memory.cat("/prints/a/00.png"))  # of another time
-    assert far() != before
-    assert not (tmp_path / "files" / "files").exists(), "nothing is fetched"
+        before = far()
+        assert far() == before
+        shelf.files["data/a/00.png"] += b"more"
+        shelf.etags.clear()
+        assert far() != before
+        assert not shelf.requests["GET"], "nothing is fetched"
 
 
 class Own:

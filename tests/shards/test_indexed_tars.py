@@ -1,8 +1,6 @@
 """Samples of tar archives in any order, by an index of each: here and at addresses."""
 
 import io
-import pickle
-import shutil
 import tarfile
 
 import numpy as np
@@ -19,7 +17,7 @@ from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
 from penstock.loading.encoded import EncodedImage
 from tests import epochs
-from tests.support.store_server import InThread, Shelf
+from tests.support.store_server import Shelf
 
 PATIENT = {"timeout": 30}  # where requests are counted: a busy machine may take seconds
 EACH = 30  # samples of an archive
@@ -91,56 +89,6 @@ def test_samples_are_those_of_the_stream(folder, tmp_path, written, split):
     assert data.metadata["label"].tolist() == [row % 3 for row in range(EACH)] * (len(data) // EACH)
     assert data.path(len(data) - 1).endswith("train-1.tar" if split == "train" else "val-0.tar")
     assert (tmp_path / "cache-indexes").exists() is not written
-
-
-def test_batches_are_those_of_the_disk(folder, tmp_path):
-    pytest.importorskip("aiohttp")
-    expected = digests(opened(folder, tmp_path / "local"))
-    assert digests(opened(folder, tmp_path / "local"), num_workers=2) == expected
-    bare = served(folder)
-    index.write(folder)
-    local = opened(folder, tmp_path / "local")
-    shelf = served(folder, latency=0.002)
-    with InThread(shelf) as port:
-        root = f"http://127.0.0.1:{port}/data"
-        data = opened(root, tmp_path / "a")
-        assert data.fingerprint == local.fingerprint
-        assert digests(data, backend="thread", num_workers=2) == expected
-        shelf.faults = {"reset": 5, "short": 7}
-        assert digests(opened(root, tmp_path / "b", {"ahead": 0})) == expected
-        data = opened(root, tmp_path / "c", {"ahead": "30kB", "cache_size": "130kB"})
-        assert digests(data, num_workers=2) == expected
-        shelf.faults, shelf.ranges = {}, False
-        assert digests(opened(root, tmp_path / "d")) == expected
-    with InThread(bare) as port:  # indexes are made
-        data = opened(f"http://127.0.0.1:{port}/data", tmp_path / "e")
-        assert digests(data) == expected
-
-
-def test_blocks_of_all_archives_come_side_by_side(folder, tmp_path):
-    pytest.importorskip("aiohttp")
-    for number in range(10):
-        shutil.copy(folder / "train-0.tar", folder / f"train-1{number}.tar")
-    index.write(folder)
-    shelf = served(folder)
-    with InThread(shelf) as port:
-        data = opened(f"http://127.0.0.1:{port}/data", tmp_path / "cache", PATIENT)
-        shelf.latency, before = 0.3, shelf.connections
-        assert data.fingerprint == opened(folder, tmp_path / "local").fingerprint
-        assert shelf.connections - before > 8, "five blocks of one archive at a time need five"
-
-
-def test_only_what_is_read_is_fetched(folder, tmp_path):
-    pytest.importorskip("aiohttp")
-    index.write(folder)
-    shelf = served(folder)
-    with InThread(shelf) as port:
-        data = opened(f"http://127.0.0.1:{port}/data", tmp_path / "cache", PATIENT)
-        assert shelf.sent < 20_000, "indexes, and the first sample"
-        far, before = pickle.loads(pickle.dumps(data)), shelf.sent
-        assert far[EACH + 7] == opened(folder, tmp_path / "local")[EACH + 7]
-        assert shelf.sent - before < 4096 + 8000
-        assert shelf.requests["GET"] <= 2 + 2 + 1  # indexes of archives, samples, the folder's own
 
 
 @pytest.mark.parametrize("wrong", ["cut", "other", "order", "text", "empty"])

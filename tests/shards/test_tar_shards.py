@@ -24,7 +24,6 @@ from penstock.addons.shards.tar.archive import (
     read_samples,
 )
 from penstock.addons.shards.tar_shards import TarShards
-from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits
 from penstock.loading import encoded
@@ -34,6 +33,7 @@ from penstock.loading.stream import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import StreamOrder, StreamPlan
 from tests import toy
+from tests.support.store_server import bucket
 
 
 def picture(number):
@@ -498,17 +498,13 @@ def test_the_program(root, tmp_path, capsys, monkeypatch):
 
 
 def test_archives_at_an_address(root, tmp_path):
-    from fsspec.implementations.memory import MemoryFileSystem
-
-    for path in root.glob("*.tar"):
-        MemoryFileSystem().pipe(f"/tar-shards/{path.name}", path.read_bytes())
-    files = Files(str(tmp_path / "cache"))
-    data = everything("memory://tar-shards", files=files)
-    assert decoded(data) == list(range(23))
-    assert data.shard_lengths() is None  # nothing was fetched to know them
-    assert data.fingerprint != everything(root).fingerprint
-    some = everything("memory://tar-shards/s-{1..1}.tar", files=files)
-    assert decoded(some) == list(range(10, 15))
+    with bucket(root, tmp_path / "cache") as (_, files):
+        data = everything("s3://data", files=files)
+        assert decoded(data) == list(range(23))
+        assert data.shard_lengths() is None  # nothing was fetched to know them
+        assert data.fingerprint != everything(root).fingerprint
+        some = everything("s3://data/s-{1..1}.tar", files=files)
+        assert decoded(some) == list(range(10, 15))
 
 
 @pytest.mark.parametrize("kind", ["tar_shards", "indexed_tars"])

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.order.plan import is_stream
 from tests import program
 
-rows = pytest.importorskip("penstock.addons.record_files.rows")
+rows = pytest.importorskip("penstock.addons.storage.rows")
 
 COUNT = 40
 SHARES = ["dataset.val_fraction=0.25", "+dataset.test_fraction=0.25"]

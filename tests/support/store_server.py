@@ -19,17 +19,19 @@ import os
 import resource
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 DATE = "Sun, 22 Nov 2026 12:00:00 GMT"
+OTHER = "Sun, 22 Nov 2026 13:00:00 GMT"
 PAGE = 1000  # keys of one answer to a listing
 PIECE = 0.01  # seconds at the rate that are sent at once
-FAULTS = ("busy", "error", "reset", "short", "stall", "version", "expired")
+FAULTS = ("busy", "many", "error", "reset", "short", "stall", "version", "expired")
 
 
 @dataclass
@@ -65,6 +67,7 @@ class Shelf:
     etags: dict[str, str] = field(default_factory=dict)
     open: set[asyncio.Transport] = field(default_factory=set)
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    signed: list[str] = field(default_factory=list)  # headers `Authorization`
 
     def etag(self, name: str) -> str:
         if name not in self.etags:
@@ -149,6 +152,7 @@ class Connection(asyncio.Protocol):
         first, *lines = self.received[:end].decode("latin-1").split("\r\n")
         method, target, _ = first.split(" ", 2)
         headers = dict(line.lower().split(": ", 1) for line in lines if ": " in line)
+        self.shelf.signed += [line for line in lines if line.lower().startswith("authorization")]
         size = int(headers.get("content-length", 0))
         if len(self.received) < end + 4 + size:
             if headers.get("expect") and not self.told:
@@ -196,12 +200,15 @@ class Connection(asyncio.Protocol):
         elif method == "POST":
             held = shelf.uploads.pop(upload)
             shelf.files[path] = b"".join(held[number] for number in sorted(held))
+            text = f"<ETag>{escape(shelf.etag(path))}</ETag>"
         elif upload:
             shelf.uploads[upload][int(query["partNumber"][0])] = body
             told["ETag"] = f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
         else:
             shelf.files[path] = body
         shelf.etags.pop(path, None)
+        if path in shelf.files:
+            told["ETag"] = shelf.etag(path)
         self.later("200 OK", f"<Result>{text}</Result>".encode(), told, method)
 
     def answer(self, method: str, target: str, headers: dict[str, str]) -> None:
@@ -248,6 +255,8 @@ class Connection(asyncio.Protocol):
         fault = shelf.fault() if method == "GET" else None
         if fault == "busy":
             self.later("503 Slow Down", b"", {"Retry-After": str(shelf.wait)}, method)
+        elif fault == "many":
+            self.later("429 Too Many Requests", b"", {}, method)
         elif fault == "error":
             self.later("500 Internal Server Error", b"", {}, method)
         elif fault == "expired":
@@ -261,7 +270,7 @@ class Connection(asyncio.Protocol):
             self.later("412 Precondition Failed", b"", {}, method)
         else:
             if fault == "version":
-                told |= {"ETag": '"0123456789abcdef0123456789abcdef"', "Last-Modified": DATE[:-12]}
+                told |= {"ETag": '"0123456789abcdef0123456789abcdef"', "Last-Modified": OTHER}
             status, view = "200 OK", memoryview(body)
             bounds = headers.get("range", "").removeprefix("bytes=").split("-")
             if shelf.ranges and len(bounds) == 2:
@@ -363,6 +372,17 @@ class InThread:
             transport.abort()
         while self.shelf.open:
             await asyncio.sleep(0)
+
+
+@contextmanager
+def bucket(folder: Path, cache: Path, **options: Any) -> Iterator[tuple[Shelf, Any]]:
+    """A folder at `s3://data`, and access to it with an empty cache."""
+    from penstock.datasets.files import Files
+
+    shelf = Shelf({f"data/{name}": content for name, content in read_folder(folder).items()})
+    with InThread(shelf) as port:
+        store = {"endpoint_url": f"http://127.0.0.1:{port}", "anon": True}
+        yield shelf, Files(cache_dir=str(cache), first_wait=0.01, options=store, **options)
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:

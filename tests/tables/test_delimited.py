@@ -21,9 +21,9 @@ from penstock.addons.tables.delimited_text import DelimitedText
 from penstock.addons.tables.text.delimited_format import DelimitedFormat
 from penstock.addons.tables.text.record_reader import read_records, unpacked
 from penstock.build.training import TrainingParts
-from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits
+from tests.support.store_server import bucket
 
 CLASSES = ["ham", "spam"]
 SMS = Path(__file__).parents[2].parent / "shared" / "data" / "sms"
@@ -509,16 +509,17 @@ def test_bad_arguments_of_a_stream(stream, tmp_path, arguments, said):
 
 
 def test_files_at_addresses(indexed, stream, tmp_path):
-    fsspec = pytest.importorskip("fsspec")
-    rows, root = rows_of(50), f"memory://delimited-{tmp_path.name}"
+    rows = rows_of(50)
+    (tmp_path / "data").mkdir()
     for name, content in [("a.tsv", rows[:30]), ("b.tsv", rows[30:])]:
-        fsspec.filesystem("memory").pipe(f"{root}/{name}", tsv(content).encode())
-    files = Files(cache_dir=str(tmp_path / "files"))
-    assert table(read(stream(root=root, files=files))) == rows
-    data = DelimitedText(
-        root, file="b.tsv", val_fraction=0.0, files=files, cache_dir=str(tmp_path / "cache")
-    )
-    assert table(data.__getitems__(range(20))) == rows[30:]
+        (tmp_path / "data" / name).write_text(tsv(content))
+    with bucket(tmp_path / "data", tmp_path / "files") as (_, files):
+        assert table(read(stream(root="s3://data", files=files))) == rows
+        cache = str(tmp_path / "cache")
+        data = DelimitedText(
+            "s3://data", file="b.tsv", val_fraction=0.0, files=files, cache_dir=cache
+        )
+        assert table(data.__getitems__(range(20))) == rows[30:]
 
 
 def test_a_stream_of_nothing(stream, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.addons.filters.expressions import Expression
-from penstock.addons.record_files.rows import ListedRows, RowSplit, rows_before
+from penstock.addons.storage.rows import ListedRows, RowSplit, rows_before
 from penstock.addons.tables.arrow.table import RowGroups
 from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tables.parquet_stream import ParquetStream
@@ -24,6 +24,7 @@ from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan, StreamOrder, StreamPlan
 from penstock.order.samplers import Random
 from tests import toy
+from tests.support.store_server import bucket
 from tests.table_files import FORMATS, make, pa, picture, pq, tensors, write
 
 
@@ -544,18 +545,12 @@ def test_parquet_metadata_is_what_was_written(tmp_path):
 
 
 def test_files_at_an_address(table, tmp_path_factory):
-    from fsspec.implementations.memory import MemoryFileSystem
-
-    from penstock.datasets.files import Files
-
-    for path in table.glob("*.parquet"):
-        MemoryFileSystem().pipe(f"/tables/{path.name}", path.read_bytes())
-    files = Files(str(tmp_path_factory.mktemp("cache")))
-    data = everything("memory://tables", files=files)
-    assert numbers(data) == list(range(43))
-    assert data.fingerprint == everything(table).fingerprint
-    with pytest.raises(DataError, match=r"memory://tables/b\.parquet', row 1, column 'label'"):
-        everything("memory://tables", files=files, classes=["dog"])[26]
+    with bucket(table, tmp_path_factory.mktemp("cache")) as (_, files):
+        data = everything("s3://data", files=files)
+        assert numbers(data) == list(range(43))
+        assert data.fingerprint == everything(table).fingerprint
+        with pytest.raises(DataError, match=r"s3://data/b\.parquet', row 1, column 'label'"):
+            everything("s3://data", files=files, classes=["dog"])[26]
 
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow", "feather"])

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.addons.record_files.positioned_file import PositionedFile, blocks_of_each, spread
-from penstock.addons.record_files.rows import RowSplit
+from penstock.addons.storage.rows import RowSplit
 from penstock.addons.tables.text import record_index
 from penstock.addons.tables.text.record_index import RecordIndex, line_of
 from penstock.errors import ConfigError, DataError

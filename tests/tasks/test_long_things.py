@@ -17,11 +17,9 @@ from types import SimpleNamespace
 import pytest
 
 from penstock import command, terminal
-from penstock.datasets.files import Files
 from penstock.runs import identity
 from tests.broken_images import write_images
 from tests.program import ROOT, run
-from tests.web_server import WebServer
 
 IMAGES = ("dataset=image_folder", "dataset.root=images", "batch.size=4", "loader=debug")
 TEXT = ("dataset=delimited_text", "dataset.root=sms.tsv", "dataset.classes=null")
@@ -172,18 +170,6 @@ def test_files_that_were_hashed_before_ctrl_c_are_not_hashed_again(here, monkeyp
     monkeypatch.setattr(identity, "progress", terminal.progress)
     assert len(set(identity.digests(paths, "cache", settled=0))) == len(paths) == 15
     assert sorted(hashed[before:]) == paths[8:]
-
-
-def test_a_download_shows_how_much_came_and_leaves_no_part(here, made, monkeypatch):
-    screen = made()
-    monkeypatch.setattr("penstock.addons.stores.remote_files.PIECE", 10_000)
-    sent = os.urandom(50_000)
-    with WebServer() as server:
-        server.contents["/data/a.bin"] = sent
-        place = Files(cache_dir="cache")
-        assert place.local(f"{server.address}/data/a.bin").read_bytes() == sent
-    assert re.search(r"downloading a\.bin .*20,000/50,000 bytes", screen.text())
-    assert list((here / "cache" / "parts").iterdir()) == []
 
 
 @pytest.mark.thorough

@@ -1,11 +1,8 @@
 """Files of tokens at addresses: of the large ones, the blocks of the rows that are read."""
 
-import pickle
-
 import numpy as np
 import pytest
 
-from penstock.addons.tokens import token_files
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.datasets.files import Files
 from penstock.errors import DataError
@@ -13,7 +10,7 @@ from tests import epochs
 from tests.support.store_server import InThread, Shelf
 from tests.tokens.test_token_files import write_pair
 
-pytest.importorskip("aiohttp")
+pytest.importorskip("obstore")
 
 PATIENT = {"timeout": 30}  # where requests are counted: a busy machine may take seconds
 SEQUENCES = 60
@@ -36,12 +33,6 @@ def folder(tmp_path_factory):
     return made
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    monkeypatch.setattr(token_files, "_LARGE", 1000)
-    monkeypatch.setattr(token_files, "_BLOCK", 4096)
-
-
 def served(folder, **options):
     return Shelf({f"data/{path.name}": path.read_bytes() for path in folder.iterdir()}, **options)
 
@@ -55,39 +46,6 @@ def opened(root, cache, files=None, **options):
 
 def digests(data, **workers):
     return epochs.digests(data, 16, 6, **workers)
-
-
-def test_batches_are_those_of_the_disk(folder, tmp_path):
-    local = opened(folder, tmp_path / "local")
-    expected = digests(local)
-    shelf = served(folder, latency=0.002)
-    with InThread(shelf) as port:
-        root = f"http://127.0.0.1:{port}/data"
-        data = opened(root, tmp_path / "a")
-        assert data.fingerprint == local.fingerprint
-        assert digests(data, backend="thread", num_workers=2) == expected
-        shelf.faults = {"reset": 5, "short": 7}
-        assert digests(opened(root, tmp_path / "b", {"ahead": 0})) == expected
-        data = opened(root, tmp_path / "c", {"ahead": "30kB", "cache_size": "130kB"})
-        assert digests(data, num_workers=2) == expected
-        shelf.faults, shelf.ranges = {}, False
-        data = opened(root, tmp_path / "d")
-        assert data.remote_files is None
-        assert digests(data) == expected
-
-
-def test_only_the_blocks_of_the_rows_that_are_read_are_fetched(folder, tmp_path):
-    shelf = served(folder)
-    with InThread(shelf) as port:
-        data = opened(f"http://127.0.0.1:{port}/data", tmp_path, PATIENT, tokens="b.bin")
-        far = pickle.loads(pickle.dumps(data))
-        before = shelf.sent
-        assert (
-            far[7]["tokens"].tolist()
-            == opened(folder, tmp_path, tokens="b.bin")[7]["tokens"].tolist()
-        )
-        blocks = far.files_of([7])[0]
-        assert 0 < shelf.sent - before <= 4096 * len(blocks) < len(shelf.files["data/b.bin"]) / 2
 
 
 def test_tokens_that_cannot_be_read_by_blocks_are_refused_as_on_a_disk(folder, tmp_path):

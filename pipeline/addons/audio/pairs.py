@@ -10,7 +10,7 @@ table also reads the recordings' headers, 100 us a file, when it is first needed
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
 
@@ -108,9 +108,9 @@ class AudioPairs(AudioFolder):
         """The path or address of the target of a pair."""
         return str(self._target(index))
 
-    def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
-        """The addresses of both files of pairs."""
-        return [[self.path(index), self.target_path(index)] for index in indices]
+    def _want(self, indices: IntArray) -> float:
+        targets = map(os.fsdecode, self.target_names[indices].tolist())
+        return super()._want(indices) + self.targets.want([*targets])
 
     def _target(self, index: int) -> FolderFile:
         return FolderFile(self.targets, os.fsdecode(self.target_names[index]))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.addons.record_files.rows import no_column
+from penstock.addons.storage.rows import no_column
 from penstock.addons.tables.arrow.columns import is_list, kinds_of
 from penstock.addons.tables.arrow.files import ArrowFiles, empty, features_of, in_one_piece
 from penstock.datasets.files import Files

@@ -21,7 +21,7 @@ from penstock.addons.packs.fields import Field
 from penstock.addons.packs.folder import RECORD, Pack, damaged, is_pack
 from penstock.addons.packs.remote import RemotePack
 from penstock.addons.packs.table import LENGTHS, read_table, text_of
-from penstock.addons.record_files.cache_folder import CacheFolder
+from penstock.addons.storage.arrays import CacheFolder
 from penstock.datasets.files import DataFile, Files, open_root
 from penstock.datasets.reading.base import fingerprint
 from penstock.datasets.reading.image import check_reader, decode_image
@@ -34,7 +34,7 @@ from penstock.order.keys import IntArray
 if TYPE_CHECKING:
     import pandas as pd
 
-    from penstock.addons.stores.remote_files import RemoteFiles
+    from penstock.addons.storage.client import Client
 
 
 _NUMBERS = ("tensor", "array", "int", "float", "bool")
@@ -200,7 +200,7 @@ class Packed(Dataset[dict[str, Any]]):
         return [DataFile(name, self.pack.file(name)) for name in self.pack.record["files"]]
 
     @property
-    def remote_files(self) -> RemoteFiles | None:
+    def remote_files(self) -> Client | None:
         """The fetcher of the pack, if it is at an address."""
         return self.pack.remote if isinstance(self.pack, RemotePack) else None
 

@@ -155,20 +155,19 @@ def _sent(address: str, name: str, files: Files, where: Path, made: Callable[[Pa
 
     It is made in a folder of this machine, which a killed run leaves for the next.
     """
-    sending = files.remote.sending(address, "pack.out")
+    remote = files.remote
     folder = where.expanduser().absolute() / name
     with _refusing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with lock(lock_beside(folder), f"packs {address}"):
-            if sending.has(RECORD):
+            if remote.find([join(address, RECORD)])[0] is not None:
                 record = files.read(
                     join(address, RECORD), lambda path: read_record(Path(path), address)
                 )
                 _check_name(record, name, address)
                 return address
-            sending.claim(name)
             made(folder / "pack")
-            sending.run(folder / "pack", RECORD)
+            remote.send(folder / "pack", address, RECORD, "pack.out")
             shutil.rmtree(folder)
     return address
 

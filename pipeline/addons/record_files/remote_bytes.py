@@ -20,7 +20,7 @@ from penstock.addons.record_files.positioned_file import spread
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from penstock.addons.stores.remote_files import RemoteFiles
+    from penstock.addons.storage.client import Client
 
 
 Item = TypeVar("Item")
@@ -69,9 +69,7 @@ class RemoteBytes(io.RawIOBase):
         WholeFilesError: the same, where its server gives whole files alone.
     """
 
-    def __init__(
-        self, remote: RemoteFiles, address: str, size: int, block: int | None = None
-    ) -> None:
+    def __init__(self, remote: Client, address: str, size: int, block: int | None = None) -> None:
         super().__init__()
         self._remote, self._address, self.bytes = remote, address, size
         self._size, self._at = block or _BLOCK, 0

@@ -19,7 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.addons.record_files.rows import RowSplit
+from penstock.addons.storage.rows import RowSplit
 from penstock.datasets.files import DataFile, open_root
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.paths import is_remote, local_path

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch.utils.data import Dataset
 
-from penstock.addons.record_files.cache_folder import CacheFolder
 from penstock.addons.record_files.positioned_file import PositionedFile, blocks_of_each
 from penstock.addons.record_files.remote_bytes import RemoteBytes, side_by_side
 from penstock.addons.record_files.shard_files import OpenFiles, ShardFiles, data_file
@@ -37,6 +36,7 @@ from penstock.addons.shards.tar.fields import (
     choose_fields,
     make_fields,
 )
+from penstock.addons.storage.arrays import CacheFolder
 from penstock.datasets.files import DataFile, Files, WholeFilesError
 from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, check_split
 from penstock.datasets.reading.image import Reader, check_reader
@@ -49,7 +49,7 @@ from penstock.terminal import watched
 if TYPE_CHECKING:
     import pandas as pd
 
-    from penstock.addons.stores.remote_files import RemoteFiles
+    from penstock.addons.storage.client import Client
 
 _LARGE = 4 << 20  # bytes of an archive of which parts are fetched
 _PART = 1 << 16  # bytes in which samples begin that are fetched together
@@ -159,7 +159,7 @@ class IndexedTars(FileDataset, Dataset[Sample]):
         return self._shards.addresses[int(self._shards_of(self._rows.rows([row]))[0])]
 
     @property
-    def remote_files(self) -> RemoteFiles | None:
+    def remote_files(self) -> Client | None:
         """The fetcher of the archives, if they are at an address."""
         return self._files.remote if is_remote(self._shards.addresses[0]) else None
 
@@ -227,7 +227,7 @@ class IndexedTars(FileDataset, Dataset[Sample]):
             size, version = info.size or 0, info.version
             folder = remote.folder(address.removesuffix(name).rstrip("/"))
             if beside and folder.first_missing([name + index.SUFFIX]) is None:
-                return remote.read(
+                return self._files.read(
                     folder.path(name + index.SUFFIX), lambda path: index.read(path, address, size)
                 )
         else:

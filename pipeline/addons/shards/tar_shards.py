@@ -45,7 +45,7 @@ from penstock.order.keys import IntArray
 from penstock.terminal import watched
 
 if TYPE_CHECKING:
-    from penstock.addons.stores.remote_files import RemoteFiles
+    from penstock.addons.storage.client import Client
 
 # Shard, number in it, and where it lies: start and stop, or the bytes themselves.
 Record = tuple[int, int, int, int | bytes]
@@ -152,7 +152,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
         return None if self._index is None else np.diff(self._index[0]).tolist()
 
     @property
-    def remote_files(self) -> RemoteFiles | None:
+    def remote_files(self) -> Client | None:
         """The fetcher of the archives, if they are at an address."""
         return self._files.remote if is_remote(self._address(0)) else None
 

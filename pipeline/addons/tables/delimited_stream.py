@@ -32,7 +32,7 @@ from penstock.files.paths import is_remote
 from penstock.order.keys import hash64, uniform
 
 if TYPE_CHECKING:
-    from penstock.addons.stores.remote_files import RemoteFiles
+    from penstock.addons.storage.client import Client
 
 Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, its bytes
 
@@ -128,7 +128,7 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         return range(len(self._addresses))
 
     @property
-    def remote_files(self) -> RemoteFiles | None:
+    def remote_files(self) -> Client | None:
         """The fetcher of the files, if they are at an address."""
         return self._files.remote if is_remote(self._addresses[0]) else None
 

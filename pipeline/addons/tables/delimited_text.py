@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from penstock.addons.record_files.cache_folder import NamedArrays
-from penstock.addons.record_files.rows import RowSplit
+from penstock.addons.storage.arrays import NamedArrays
+from penstock.addons.storage.rows import RowSplit
 from penstock.addons.tables.text.delimited_format import (
     BadRecord,
     Columns,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from torch.utils.data import Dataset
 
-from penstock.addons.record_files.rows import no_column
+from penstock.addons.storage.rows import no_column
 from penstock.addons.tables.arrow.columns import (
     Fields,
     Kind,

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from penstock.addons.record_files.cache_folder import CacheFolder
+from penstock.addons.storage.arrays import CacheFolder
 from penstock.addons.tables import drawn_text
 from penstock.datasets.files import DataFile, Files, Root, generated_data, open_root
 from penstock.datasets.reading.base import (

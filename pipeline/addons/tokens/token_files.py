@@ -33,10 +33,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from penstock.addons.record_files.cache_folder import CacheFolder
 from penstock.addons.record_files.positioned_file import spread
 from penstock.addons.record_files.remote_bytes import RemoteBytes, npy_header
-from penstock.addons.record_files.rows import RowSplit
+from penstock.addons.storage.arrays import CacheFolder
+from penstock.addons.storage.rows import RowSplit
 from penstock.datasets.arrays import MappedArray
 from penstock.datasets.files import (
     DataFile,

@@ -192,10 +192,9 @@ class ImageMasks(FolderDataset):
         masks = [self._masks.path(os.fsdecode(name)) for name in self._mask_names.tolist()]
         return pd.DataFrame({"path": self._paths(), "mask": masks})
 
-    def files_of(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> list[list[str]]:
-        """The addresses of the pictures and masks of samples."""
-        masks = (self._masks.path(os.fsdecode(self._mask_names[index])) for index in indices)
-        return [[self.path(i), mask] for i, mask in zip(indices, masks, strict=True)]
+    def _want(self, indices: npt.NDArray[np.int64]) -> float:
+        masks = map(os.fsdecode, self._mask_names[indices].tolist())
+        return super()._want(indices) + self._masks.want([*masks])
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The reader, the classes, and names and file sizes of this split's pictures and masks."""

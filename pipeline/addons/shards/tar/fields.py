@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.addons.record_files.rows import plain_tensor
 from penstock.addons.shards.tar.archive import Dots
+from penstock.addons.storage.rows import plain_tensor
 from penstock.datasets.reading.base import Sample
 from penstock.datasets.reading.image import decode_image, undecoded
 from penstock.errors import ConfigError, DataError, Problem

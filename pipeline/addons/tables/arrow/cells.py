@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.addons.audio.reading import read_audio, read_header
-from penstock.addons.record_files.rows import plain_tensor
+from penstock.addons.storage.rows import plain_tensor
 from penstock.addons.tables.arrow.columns import TableField, is_list, label_codes
 from penstock.datasets.reading.image import decode_image, undecoded
 from penstock.files.limits import Limits

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from penstock.addons.record_files.rows import no_column
+from penstock.addons.storage.rows import no_column
 from penstock.addons.tables.arrow.files import (
     ArrowFiles,
     features_of,

@@ -18,13 +18,13 @@ import numpy as np
 
 from penstock.addons.record_files.positioned_file import blocks_of_each
 from penstock.addons.record_files.remote_bytes import side_by_side
-from penstock.addons.record_files.rows import (
+from penstock.addons.record_files.shard_files import ShardFiles, data_file, split_of
+from penstock.addons.storage.rows import (
     ListedRows,
     TableRows,
     no_column,
     rows_before,
 )
-from penstock.addons.record_files.shard_files import ShardFiles, data_file, split_of
 from penstock.addons.tables.arrow.cells import Cells, read_cells
 from penstock.addons.tables.arrow.columns import (
     Fields,
@@ -63,7 +63,7 @@ from penstock.terminal import watched
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.addons.stores.remote_files import RemoteFiles
+    from penstock.addons.storage.client import Client
 
 _log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class ArrowTable(FileDataset):
         return groups, rows - self.files.bounds[groups]
 
     @property
-    def remote_files(self) -> RemoteFiles | None:
+    def remote_files(self) -> Client | None:
         """The fetcher of the files, if they are at an address."""
         return self._files.remote if is_remote(self.files.name(0)) else None
 

@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from penstock.addons.record_files.cache_folder import CacheFolder, NamedArrays
 from penstock.addons.record_files.positioned_file import PositionedFile
+from penstock.addons.storage.arrays import CacheFolder, NamedArrays
 from penstock.datasets.reading.base import fingerprint
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Limits

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import command
-from penstock.addons.stores.blocks import Blocks
+from penstock.addons.storage.order import Blocks
 from penstock.order.plan import Plan
 
 

@@ -1,0 +1,355 @@
+"""The files of a dataset of many files, here or at an address, and spans of bytes in them.
+
+    data/digits                           the files in it with the right suffixes
+    data/digits.parquet                   this file
+    s3://digits/train-{000..127}.tar      128 files
+    data/{train,val}-{00..07}.tar         16 files
+
+If names begin with `train` and `val` (`train-0.tar`, `validation/0.tar`), they divide the data, and
+other files, such as `test-0.tar`, are ignored. Otherwise the dataset divides its rows.
+
+A format says which spans its rows are, and never whether the files are remote. Cost of a span: 2 us
+by `pread`, 5 us in the cache of an address.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.addons.storage.rows import RowSplit
+from penstock.datasets.files import DataFile, Files, Root, local_file, open_root
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.paths import is_remote
+from penstock.order.keys import IntArray
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_SPLITS = {
+    name: re.compile(rf"{words}([^a-z]|$)", re.IGNORECASE)
+    for name, words in {
+        "train": "train(ing)?",
+        "val": "val(id|idation)?",
+        "test": "test(ing)?",
+    }.items()
+}
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
+_MOST_FILES = 1_000_000  # that a pattern may stand for
+_OPEN = 128  # files of this machine that a process keeps open
+_PIECE = 4096  # bytes of one of the pieces that a fingerprint is made of
+
+
+class Spans(NamedTuple):
+    """What rows are read from: bytes start .. stop-1 of a file, int64[n] each."""
+
+    file: IntArray
+    start: IntArray
+    stop: IntArray
+
+
+class RecordFiles:
+    """Files, each of one version. Can be pickled, forked and used by any number of threads.
+
+    Args:
+        addresses: paths, or addresses.
+        names: the same, relative to the root, so they stay the same when it is moved.
+        files: access to addresses.
+
+    Attributes:
+        sizes: bytes, int64[n], when this was made.
+        versions: of contents in their store; empty for files of this machine.
+        divided: whether names tell training from validation; else the dataset divides its rows.
+        tested: whether names tell the files of a test.
+        whole: whether the split has all rows of these files.
+
+    Raises:
+        DataError: a file is missing or may not be read; when it is read: it has changed.
+    """
+
+    divided = tested = whole = False
+
+    def __init__(
+        self, addresses: Sequence[str], names: Sequence[str], files: Files | None = None
+    ) -> None:
+        self.addresses, self.names, self.files = [*addresses], [*names], files or Files()
+        self.is_remote = bool(addresses) and is_remote(self.addresses[0])
+        self._open: dict[int, _LocalFile] = {}
+        if self.is_remote:
+            remote = self.files.remote
+            remote.find(self.addresses)  # by few requests
+            self._items = [*map(remote.look, self.addresses)]
+            self.sizes = np.array([item.size for item in self._items], np.int64)
+            self.versions = [item.version for item in self._items]
+        else:
+            states = [*map(_state, self.addresses)]
+            self.sizes = np.array([size for size, _ in states], np.int64)
+            self._times = [time for _, time in states]
+            self.versions = [""] * len(states)
+
+    @classmethod
+    def of(
+        cls, root: str, suffixes: Sequence[str], files: Files | None = None, split: str = "train"
+    ) -> RecordFiles:
+        """The files of `split` at `root`: a folder, a file or a pattern.
+
+        Raises:
+            DataError: the root is missing, or has no file with one of the suffixes.
+            ConfigError: a pattern of braces is invalid.
+        """
+        addresses = _found(root, tuple(suffixes), files or Files())
+        if not addresses:
+            raise DataError(
+                f"dataset.root: {root!r} has no file that ends in {', '.join(suffixes)}. Set it "
+                "to a folder that does, or to a file."
+            )
+        kinds = {name: split_of(name) for name in addresses}
+        divided, tested = "val" in kinds.values(), {"train", "test"} <= set(kinds.values())
+        if not tested:  # files of a test alone are data like any others
+            kinds = {name: None if kind == "test" else kind for name, kind in kinds.items()}
+        whole = divided if split == "val" else tested and split == "test"
+        kind: str | None = split if whole else "train"
+        if not divided and "train" not in kinds.values():
+            kind = None
+        names = [name for name in addresses if kinds[name] == kind]
+        if not names:
+            first = next(name for name in addresses if kinds[name] == "val")
+            raise DataError(
+                f"dataset.root: {root!r} has files for validation ({first!r}) and none whose name "
+                "begins with 'train'. Add or rename them."
+            )
+        made = cls([addresses[name] for name in names], names, files)
+        made.divided, made.tested, made.whole = divided, tested, whole
+        return made
+
+    @classmethod
+    def named(cls, folder: Root, names: Sequence[str]) -> RecordFiles:
+        """These files of a folder."""
+        remote = folder.remote_files
+        return cls([*map(folder.path, names)], names, remote and remote.files)
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_open": {}}
+
+    def shares(self, val_fraction: float, test_fraction: float) -> tuple[float, float]:
+        """The shares of the rows that validate and test; 0 where names of files say it."""
+        return 0.0 if self.divided else val_fraction, 0.0 if self.tested else test_fraction
+
+    def rows(
+        self, total: int, split: str, val_fraction: float, seed: int, test_fraction: float
+    ) -> RowSplit:
+        """The rows of a split, of so many in these files."""
+        if self.whole:
+            return RowSplit(total)
+        val_fraction, test_fraction = self.shares(val_fraction, test_fraction)
+        return RowSplit(total, split, val_fraction, seed, test_fraction)
+
+    def read(self, spans: Spans) -> list[bytes | memoryview]:
+        """The bytes of each span; from a store, all that are missing by one request.
+
+        Raises:
+            DataError: they cannot be read or fetched, or a file has changed; names it.
+        """
+        wanted = zip(*(each.tolist() for each in spans), strict=True)
+        if not self.is_remote:
+            return [self._opened(file).read(start, stop) for file, start, stop in wanted]
+        found: list[bytes | memoryview] = self.files.remote.read(
+            [(self._items[file], start, stop) for file, start, stop in wanted]
+        )
+        return found
+
+    def at(self, file: int, start: int, stop: int) -> bytes | memoryview:
+        """Bytes start .. stop-1 of a file."""
+        if not self.is_remote:
+            return self._opened(file).read(start, stop)
+        content: bytes | memoryview = self.files.remote.read([(self._items[file], start, stop)])[0]
+        return content
+
+    def open(self, file: int) -> io.BufferedReader:
+        """A file, open for reading at any position; only what is read of it is fetched."""
+        return io.BufferedReader(_Reader(self, file), 1 << 20)
+
+    def path(self, file: int) -> Path:
+        """A path of this machine with all of a file; from a store, it is fetched into the cache."""
+        address = self.addresses[file]
+        return self.files.remote.local(address) if self.is_remote else local_file(address)
+
+    def whole_of(self, files: Sequence[int] | IntArray) -> Spans:
+        """Spans of whole files."""
+        numbers = np.asarray(files, np.int64)
+        return Spans(numbers, np.zeros(len(numbers), np.int64), self.sizes[numbers])
+
+    def want(self, spans: Spans) -> float:
+        """The spans are read soon: fetch them ahead; their part of `files.ahead`, 0 if local."""
+        if not self.is_remote:
+            return 0.0
+        wanted = zip(*(each.tolist() for each in spans), strict=True)
+        part: float = self.files.remote.want([(self._items[n], *span) for n, *span in wanted])
+        return part
+
+    def key(self, file: int) -> str:
+        """What changes with the content of a file, for what is made of it and kept."""
+        version = self.versions[file] if self.is_remote else self._times[file]
+        address = self.addresses[file]
+        where = address if self.is_remote else str(local_file(address).absolute())
+        return f"{where}\0{self.sizes[file]}\0{version}"
+
+    def sample(self, file: int, pieces: int) -> list[bytes | memoryview]:
+        """That many pieces of 4 KiB, evenly spread, for a fingerprint; all of a smaller file."""
+        size = int(self.sizes[file])
+        if size <= _PIECE * pieces:
+            return [self.at(file, 0, size)]
+        starts = np.arange(pieces, dtype=np.int64) * (size - _PIECE) // (pieces - 1)
+        return self.read(Spans(np.full(pieces, file), starts, starts + _PIECE))
+
+    def data_files(self) -> list[DataFile]:
+        """The files, for hashing their content."""
+        return [data_file(*pair, self.files) for pair in zip(self.names, self.addresses)]  # noqa: B905
+
+    def _opened(self, number: int) -> _LocalFile:
+        # No lock, which a fork could copy locked: a thread that comes between opens it again.
+        file = self._open.pop(number, None)
+        if file is None:
+            path = local_file(self.addresses[number])
+            file = _LocalFile(path, (int(self.sizes[number]), self._times[number]))
+            while len(self._open) >= _OPEN:
+                self._open.pop(next(iter(self._open)), None)
+        self._open[number] = file
+        return file
+
+
+class _LocalFile:
+    """An open file of this machine. Reads are `pread`: forks and threads share no position."""
+
+    def __init__(self, path: Path, state: tuple[int, int]) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_RDONLY)
+        status = os.fstat(self._file)
+        if (status.st_size, status.st_mtime_ns) != state:
+            raise self._changed()
+
+    def read(self, start: int, stop: int) -> bytes:
+        content = os.pread(self._file, stop - start, start)
+        while len(content) < stop - start:  # a signal, or more than the 2 GiB of one call
+            done = start + len(content)
+            more = os.pread(self._file, stop - done, done)
+            if not more:
+                raise self._changed()
+            content += more
+        return content
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # it was not opened
+            os.close(self._file)
+
+    def _changed(self) -> DataError:
+        return DataError(
+            f"{str(self._path)!r} has changed while it was in use. Let nothing write to the data "
+            "of a run, and restart the run."
+        )
+
+
+class _Reader(io.RawIOBase):
+    """One of the files as a file object."""
+
+    def __init__(self, files: RecordFiles, file: int) -> None:
+        self._files, self._file, self._at = files, file, 0
+        self._size = int(files.sizes[file])
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer).cast("B")
+        stop = min(self._at + len(view), self._size)
+        content = self._files.at(self._file, self._at, max(self._at, stop))
+        view[: len(content)] = content
+        self._at += len(content)
+        return len(content)
+
+
+def _state(path: str) -> tuple[int, int]:
+    try:
+        status = local_file(path).stat()
+    except OSError as error:
+        raise DataError(f"{path!r} cannot be read: {error.strerror}.") from error
+    return status.st_size, status.st_mtime_ns
+
+
+def _found(root: str, suffixes: tuple[str, ...], files: Files) -> dict[str, str]:
+    """Name, relative to the root -> address."""
+    if "{" in root:
+        before = root[: root.rfind("/", 0, root.index("{")) + 1]
+        return {address[len(before) :]: address for address in expand_braces(root)}
+    if root.lower().endswith(suffixes):
+        return {root.rpartition("/")[2]: root}
+    folder = open_root(root, "the files", files)
+    names = [name for name in folder.files() if name.lower().endswith(suffixes)]
+    return {name: folder.path(name) for name in names if name.rpartition("/")[2][0] != "_"}
+
+
+def data_file(name: str, address: str, files: Files) -> DataFile:
+    """The file at a path or an address; DataError if its store gives no checksum or version."""
+    if not is_remote(address):
+        return DataFile(name, str(local_file(address)))
+    folder: Root = files.remote.folder(address.rpartition("/")[0])
+    found = folder.data_file(address.rpartition("/")[2])
+    return found._replace(name=name)
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`x-{00..02}.{a,b}` -> x-00.a, x-00.b, x-01.a ...
+
+    Raises:
+        ConfigError: a brace is not closed, or a range goes down.
+    """
+    pieces = _BRACES.split(pattern)  # text, inside of braces, text, inside ...
+    if any(brace in text for text in pieces[::2] for brace in "{}"):
+        raise ConfigError(Problem("dataset.root", f"{pattern!r}: its braces do not match"))
+    choices = [piece.split(",") if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
+    reason = ""
+    for number, inside in enumerate(pieces):
+        bounds = _RANGE.fullmatch(inside) if number % 2 else None
+        if bounds:
+            first, last = int(bounds[1]), int(bounds[2])
+            if last < first:
+                reason = f"the range {{{inside}}} goes down; write the lower number first"
+            elif last - first < _MOST_FILES:
+                width = len(bounds[1])
+                choices[number] = [str(value).zfill(width) for value in range(first, last + 1)]
+            else:
+                reason = f"the range {{{inside}}} stands for more than {_MOST_FILES} files"
+    if not reason and math.prod(map(len, choices)) > _MOST_FILES:
+        reason = f"it stands for more than {_MOST_FILES} files"
+    if reason:
+        raise ConfigError(Problem("dataset.root", f"{pattern!r}: {reason}"))
+    return ["".join(parts) for parts in product(*choices)]
+
+
+def split_of(name: str) -> str | None:
+    """The split that the name of a file, or else of a folder above it, begins with, or None."""
+    parts = reversed(name.split("/"))
+    return next(
+        (split for part in parts for split, words in _SPLITS.items() if words.match(part)), None
+    )

@@ -1,1 +1,0 @@
-"""Stores at addresses: listing their files, reading them, and keeping them on this machine."""
