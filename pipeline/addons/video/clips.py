@@ -62,17 +62,13 @@ class Clips:
         drawn: whether its beginning follows from the sample's key; else the clip is the middle.
 
     Raises:
-        ConfigError: a number is out of range, or PyAV is not installed.
+        ConfigError: `most_decoded` is too small, or PyAV is not installed.
     """
 
     def __init__(
         self, frames: Count, stride: Count, size: Count | None, most_decoded: Count, drawn: bool
     ) -> None:
         check_av()
-        bounds = {"frames": (frames, 4096), "stride": (stride, 4096), "size": (size or 1, 8192)}
-        for name, (value, most) in bounds.items():
-            if not 1 <= value <= most:
-                raise ConfigError(Problem(f"dataset.{name}", f"{value}; allowed: 1 to {most}"))
         if most_decoded < (frames - 1) * stride + 1:
             reason = f"{most_decoded} are fewer than a clip of {frames} at a stride of {stride} has"
             raise ConfigError(Problem("dataset.most_decoded", reason))

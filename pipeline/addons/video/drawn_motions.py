@@ -10,15 +10,16 @@ of this user, read it. Cost: 20 ms and 10 kB a video of 64 px and 48 frames, onc
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from penstock.addons.video.clips import VideoClips
 from penstock.addons.video.decoding import check_av
 from penstock.datasets.files import generated_data
 from penstock.datasets.reading.base import Split
-from penstock.errors import ConfigError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
 from penstock.order.keys import hash64
 from penstock.terminal import watched
@@ -48,7 +49,7 @@ class DrawnMotions(VideoClips):
             as in `VideoClips`.
 
     Raises:
-        ConfigError: a number is out of range, or PyAV is not installed.
+        ConfigError: PyAV is not installed.
         DataError: the data cannot be written.
     """
 
@@ -56,8 +57,8 @@ class DrawnMotions(VideoClips):
         self,
         root: str | None = None,
         split: Split = "train",
-        count: Count = 600,
-        pixels: Count = 64,
+        count: Annotated[int, Field(ge=len(MOTIONS))] = 600,
+        pixels: Annotated[int, Field(ge=32, le=256, multiple_of=2)] = 64,
         seed: Seed = 0,
         frames: Count = 8,
         stride: Count = 3,
@@ -69,12 +70,6 @@ class DrawnMotions(VideoClips):
         test_fraction: Fraction = 0.0,
     ) -> None:
         check_av()
-        if count < len(MOTIONS):
-            reason = f"{count} videos; allowed: {len(MOTIONS)} or more, one of each class"
-            raise ConfigError(Problem("dataset.count", reason))
-        if not 32 <= pixels <= 256 or pixels % 2:
-            reason = f"{pixels}; allowed: even numbers from 32 to 256"
-            raise ConfigError(Problem("dataset.pixels", reason))
         name = f"{count}x{pixels}-seed{seed}-v{VERSION}"
         with generated_data(
             root, "drawn_motions", name, lambda folder: _write(folder, name, count, pixels, seed)
