@@ -89,7 +89,7 @@ def loader_of(dataset: Any, order: str, collate: Any = None) -> Any:
 
 def table_of(kind: str, order: str, name: str = "numbers", **more: Any) -> Callable[[Path], Epoch]:
     def epochs(root: Path) -> Epoch:
-        from penstock.addons.tables.parquet import Parquet
+        from penstock.addons.tables.table import Parquet
         from penstock.loading.collate import Pad
 
         dataset = Parquet(str(root / kind / name), val_fraction=0.0, **more)
@@ -101,7 +101,7 @@ def table_of(kind: str, order: str, name: str = "numbers", **more: Any) -> Calla
 
 def stream(buffer: int) -> Callable[[Path], Epoch]:
     def epochs(root: Path) -> Epoch:
-        from penstock.addons.tables.parquet_stream import ParquetStream
+        from penstock.addons.tables.stream import ParquetStream
         from penstock.loading.collate import Stack
         from penstock.loading.loader import Loader
         from penstock.loading.stream import StreamFetch
@@ -128,7 +128,7 @@ def packed(root: Path) -> Epoch:
     from penstock.addons.packs.packed import Packed
     from penstock.addons.packs.packing import pack
     from penstock.addons.packs.recipe import Recipe
-    from penstock.addons.tables.parquet import Parquet
+    from penstock.addons.tables.table import Parquet
 
     # Of one field: packing 1,000,000 rows of 21 fields takes minutes.
     dataset = Parquet(str(root / "parquet" / "numbers"), val_fraction=0.0, fields=JOINED)
@@ -210,7 +210,6 @@ def numpy(root: Path) -> Epoch:
 OURS = {
     "parquet, random": table_of("parquet", "random"),
     "parquet, in order": table_of("parquet", "in order"),
-    "parquet, in order, a cache of 16 MiB": table_of("parquet", "in order", cache_mb=16),
     "arrow, random": table_of("arrow", "random"),
     "arrow, in order": table_of("arrow", "in order"),
     "parquet, one field, random": table_of("parquet", "random", fields=JOINED),

@@ -9,9 +9,7 @@ from tests.program import run
 
 DATA = ("experiment=sequences", "dataset.count=60", "batch.size=8", "loader=debug")
 SEQUENCES = "_target_: penstock.datasets.sequences.SyntheticSequences, count: 60"
-STREAM = (
-    "{_target_: penstock.addons.tables.delimited_stream.DelimitedStream, root: ., classes: [a, b]}"
-)
+STREAM = "{_target_: penstock.addons.tables.stream.DelimitedStream, root: ., classes: [a, b]}"
 FIT = (
     *DATA,
     "trainer=quick",

@@ -87,14 +87,24 @@ def of(make):
     return lambda folder: [one for one in make(folder) if one.startswith("dataset.")]
 
 
+def saved(folder):
+    """A folder of Hugging Face's `datasets`."""
+    made = of(people.parquet)(folder)
+    root = next(one.partition("=")[2] for one in made if one.startswith("dataset.root="))
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_parquet([*map(str, Path(root).rglob("*.parquet"))]).save_to_disk(
+        f"{folder}/saved"
+    )
+    return [one for one in made if "root=" not in one] + [f"dataset.root={folder}/saved"]
+
+
 MAKERS = {
     "arrays": of(people.npy),
     "audio_pairs": audio_pairs,
     "delimited_stream": stream,
     "delimited_text": of(people.csv),
     "face_landmarks": landmarks,
-    "huggingface": of(people.parquet),
-    "huggingface_stream": of(people.parquet),
+    "huggingface": saved,
     "image_folder": of(people.image_folder),
     "indexed_tars": of(people.web_dataset),
     "mixture": mixture,

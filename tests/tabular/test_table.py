@@ -16,7 +16,7 @@ from penstock.addons.tabular.drawn_table import DrawnTable
 from penstock.addons.tabular.models import TableLinear, TableMlp, TableRegression
 from penstock.addons.tabular.table import Table
 from penstock.errors import ConfigError, DataError
-from penstock.files.limits import DEFAULT, Limits
+from penstock.files.limits import DEFAULT
 from penstock.loading.batch import Batch
 
 ROWS = 60
@@ -182,21 +182,21 @@ def test_another_file_validates_with_the_classes_of_the_first(tmp_path):
     assert (len(train), len(val)) == (ROWS, 10)
     same(val, [train[row] for row in range(10)])
     data[:10].assign(sold="maybe").to_csv(tmp_path / "b.csv", index=False)
-    with pytest.raises(DataError, match=r"b\.csv', line 2, column 'sold': 'maybe' is not one of"):
+    with pytest.raises(DataError, match=r"b\.csv', row 0, column 'sold': 'maybe' is not one of"):
         Table(str(tmp_path), "sold", "val", **options)
 
 
 BAD = {
     "": "is empty: its first line has to name the columns",
-    "a,b\n": "has a header and no rows",
-    "a,b\n1,2\n\n3\n": r"line 4: 1 of 2 cells that the header names",
-    "a,a\n1,2\n": "column 'a' occurs 2 times",
-    "a,b\n1,2\n,3\n": r"line 3, column 'a': the target is missing.*without_target=skip",
-    "a,b\n1,2\n2,x\n": r"line 3, column 'b': 'x' is not a number",
-    "a,b\n1,2\n2,inf\n": r"line 3, column 'b': 'inf' is not finite",
-    'a,b\n1,2\n2,"3\n': "line 3: unexpected end of data",
+    "a,b\n": "has no rows",
+    "a,b\n1,2\n\n3\n": r"Row #\d: Expected 2 columns, got 1: 3",
+    "a,a\n1,2\n": "column 'a' appears 2 times",
+    "a,b\n1,2\n,3\n": r"row 1, column 'a': the target is missing.*without_target=skip",
+    "a,b\n1,2\n2,x\n": r"row 1, column 'b': 'x' is not a number",
+    "a,b\n1,2\n2,inf\n": r"row 1, column 'b': 'inf' is not finite",
+    'a,b\n1,2\n2,"3\n': "a quoted field is not closed",
     "a,b\n1,1e308\n2,-1e308\n": "too large to be standardised",
-    "a,b\n1,\xfc\n": r"line 2 is not utf-8",
+    "a,b\n1,\xfc\n": r"Row #2: .*invalid UTF8 data; .*dataset.encoding",
 }
 
 
@@ -226,13 +226,11 @@ def test_what_is_wrong_with_options_is_reported_with_the_key(tmp_path):
     with pytest.raises(ConfigError, match=r"300 different texts.*dataset\.exclude=\[name\]"):
         Table(names, "y", val_fraction=0)
     assert Table(names, "y", categories=["name"], val_fraction=0).facts["cardinalities"] == [302]
-    with pytest.raises(DataError, match=r"6 columns, more than limits\.columns=5"):
-        Table(data, "sold", limits=Limits(columns=5))
-    with pytest.raises(DataError, match=r"dataset\.root: .*cannot be read: No such file"):
+    with pytest.raises(DataError, match=r"cannot be read: No such file.*dataset\.root"):
         Table(str(tmp_path / "none.csv"), "y")
     lists = pd.DataFrame({"y": [1.5, 2], "x": [[1], [2]], "z": [1, 2]})
     lists.to_parquet(tmp_path / "l.parquet")
-    with pytest.raises(DataError, match=r"column 'x' is list.*dataset\.exclude=\[x\]"):
+    with pytest.raises(DataError, match=r"column 'x' is ndarray.*dataset\.exclude=\[x\]"):
         Table(str(tmp_path / "l.parquet"), "y")
     assert len(Table(str(tmp_path / "l.parquet"), "y", exclude=["x"], val_fraction=0)) == 2
     (tmp_path / "d.parquet").write_bytes((tmp_path / "l.parquet").read_bytes()[:-40])
@@ -254,10 +252,7 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path):
     for name in ("t.parquet", "t.arrow"):
         for column in cells:
             others = [other for other in cells if other != column]
-            message = rf"{name}', .*column '{column}' is not UTF-8"
-            if (name, column) == ("t.parquet", "coded"):  # pyarrow looks at these itself
-                message = rf"{name}', row group 0 cannot be read: Invalid UTF8"
-            with pytest.raises(DataError, match=message):
+            with pytest.raises(DataError, match=rf"{name}' cannot be read: .*Invalid UTF8"):
                 Table(str(tmp_path / name), "y", exclude=others)
         assert len(Table(str(tmp_path / name), "y", exclude=list(cells), val_fraction=0)) == 3
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.addons.tables.parquet import Parquet
+from penstock.addons.tables.table import Parquet
 from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.loading.bad_samples import BadSamples

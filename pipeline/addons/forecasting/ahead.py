@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from penstock.addons.forecasting.series import series_of
 from penstock.addons.forecasting.windows import Floats, carried
-from penstock.addons.record_files.shard_files import data_file
+from penstock.addons.storage.files import data_file
 from penstock.addons.tabular.frames import TextFormat, check_columns, floats, read_frame
 from penstock.datasets.files import DataFile, Files
 from penstock.datasets.reading.base import FileDataset, Part, Sample
@@ -64,7 +64,7 @@ class Ahead(FileDataset, Dataset[Sample]):
 
         format = TextFormat(**learned["format"])
         texts = [series] if series else []
-        self._frame = read_frame(root, chosen, texts, format, files, limits)
+        self._frame = read_frame(root, chosen, texts, format, files)
         self.series = series_of(self._frame, time, series, learned["date_format"])
         columns = [floats(self._frame, name) for name in [*self._values, *self._known]]
         self._cells: Floats = np.stack(columns, 1)[self.series.order]

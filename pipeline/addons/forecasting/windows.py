@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.addons.forecasting.series import series_of
-from penstock.addons.record_files.shard_files import data_file
+from penstock.addons.storage.files import data_file
 from penstock.addons.tabular.encoding import oddities
 from penstock.addons.tabular.frames import (
     Frame,
@@ -130,7 +130,7 @@ class Windows(FileDataset, Dataset[Sample]):
 
         format = TextFormat(delimiter, decimal, encoding, missing)
         texts = roles["series"]
-        frame = read_frame(self._source, chosen, texts, format, self._files, limits)
+        frame = read_frame(self._source, chosen, texts, format, self._files)
         if split == "train":
             kinds = dict.fromkeys([*self._values, *known], "number") | dict.fromkeys(
                 texts, "category"

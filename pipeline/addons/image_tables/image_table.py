@@ -129,7 +129,7 @@ class ImageTable(FolderDataset):
         self.lazy, self.limits = lazy, limits
         self._columns = _Roles(label, labels, numbers, caption)
         folder = open_root(root, f"the table {table!r}", files)
-        cells = read_cells(FolderFile(folder, table), delimiter, encoding, files, limits)
+        cells = read_cells(FolderFile(folder, table), delimiter, encoding)
         self.folder = folder.below(images)
         names = self._paths_of(cells, path, repeated)
         facts = _Facts(cells, self._columns, separator, classes, limits)
@@ -216,7 +216,7 @@ class ImageTable(FolderDataset):
             if not name:
                 raise cells.error(row, path, "is empty. Fill it in or remove the row")
             if rows.setdefault(name, row) != row and not repeated:
-                first = cells.lines[rows[name]]
+                first = f"row {rows[name]}"
                 raise cells.error(
                     row,
                     path,
@@ -333,7 +333,7 @@ class _Facts:
                     known = ", ".join(self.classes[:8])
                     wrong = f"has the class {name!r}, and dataset.classes has {known}"
                     raise self._cells.error(row, column, wrong)
-                where = f"{self._cells.name!r}, {self._cells.lines[row]}"
+                where = f"{self._cells.name!r}, row {row}"
                 check_classes(max(len(first), len(codes)), where, self._limits)
         if not self.classes:
             self.classes = sorted(first)
@@ -344,7 +344,7 @@ class _Facts:
         self, columns: Sequence[str], key: str, allowed: dict[str, float] | None
     ) -> npt.NDArray[np.float32]:
         """Columns as numbers, float32[N, K]."""
-        table = np.empty((len(self._cells.lines), len(columns)), np.float32)
+        table = np.empty((len(next(iter(self._cells.columns.values()))), len(columns)), np.float32)
         for place, column in enumerate(columns):
             for row, cell in enumerate(self._cells.texts(column, f"dataset.{key}")):
                 if allowed is None:

@@ -23,17 +23,19 @@ import math
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from penstock import program
 from penstock.addons.packs.fields import Column, Field, Numbers, difference
 from penstock.errors import DataError
 from penstock.files.data import size_of
+from penstock.loading.collate import Ragged
 
 # What lies beside a field's numbers: its type and dimensions.
 _LAID_OUT = {"offsets": ("<i8", 1), "shapes": ("<i4", 2), "canvas": ("<i4", 2)}
@@ -44,7 +46,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class _FieldStreams:
-    def __init__(self, folder: Path, name: str, field: Field) -> None:
+    def __init__(self, folder: Path, name: str, field: Field, even: bool) -> None:
         self.field, self.name, self._folder = field, name, folder
         dtypes = {"": field.dtype, ".offsets": "<i8", ".shapes": "<i4"}
         if field.has_canvas:
@@ -55,7 +57,7 @@ class _FieldStreams:
         }
         self._streams[".offsets"].append(np.zeros(1, np.int64))
         self._first: tuple[int, ...] | None = None
-        self._even = True
+        self._even = even
         self._end = 0
 
     def append(self, column: Column) -> None:
@@ -96,9 +98,15 @@ class _FieldStreams:
 
 
 class PackWriter:
-    """Writes a pack into an empty folder, for samples with these fields."""
+    """Writes a pack into an empty folder, for samples with these fields.
 
-    def __init__(self, folder: Path, fields: Mapping[str, Field]) -> None:
+    Args:
+        ragged: fields that are stored as values of unequal shapes even where all have one.
+    """
+
+    def __init__(
+        self, folder: Path, fields: Mapping[str, Field], ragged: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
         self.fields = dict(fields)
         self.count = 0
@@ -108,7 +116,7 @@ class PackWriter:
             plain = re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name) and name != "table"
             file = name if plain and name.lower() not in taken else f"field-{number}"
             taken.add(file.lower())
-            self._streams[name] = _FieldStreams(folder, file, field)
+            self._streams[name] = _FieldStreams(folder, file, field, name not in ragged)
 
     def append(self, columns: Mapping[str, Column], fields: Mapping[str, Field]) -> None:
         """Add samples; raises DataError if their fields differ from those before."""
@@ -181,6 +189,34 @@ class Pack:
             self._files[name], self._even[name] = known.pop("file"), known.pop("even")
             self.fields[name] = Field(**known)
         self._maps: dict[str, Numbers] = {}
+
+    @classmethod
+    def in_memory(
+        cls,
+        columns: Mapping[str, Column],
+        fields: Mapping[str, Field],
+        ragged: Sequence[str],
+        **arrays: Numbers,
+    ) -> Pack:
+        """The same of columns that are written nowhere, for as long as they are needed."""
+        pack = cls.__new__(cls)
+        described = [
+            {"file": name, "even": name not in ragged, **vars(field)}
+            for name, field in fields.items()
+        ]
+        pack.folder, maps = "", dict(arrays)
+        for name, column in columns.items():
+            numbers, count = column.numbers.numpy().view(fields[name].dtype), len(column.shapes)
+            if name in ragged:
+                ends = np.cumsum(column.shapes.prod(axis=1, dtype=np.int64))
+                maps[f"{name}.offsets"] = np.concatenate([[0], ends])
+                maps[f"{name}.shapes"] = column.shapes
+            else:
+                numbers = numbers.reshape(count, *column.shapes[0])
+            maps[name] = numbers
+        pack._open({"count": count, "fields": described})
+        pack._maps = maps
+        return pack
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_maps": {}}  # a pickled map would hold all of the numbers
@@ -264,6 +300,47 @@ class Pack:
         if not inside or math.prod(shape) != stop - start:
             where = f"field {name!r} of sample {index}, of shape {list(shape)},"
             raise damaged(self.folder, f"{where} lies at {start} to {stop} of {end}")
+
+    def contents(self, name: str, indices: Indices) -> list[Any]:
+        """The texts or bytes of a field for rows, int64[n]."""
+        content = self.array(self._files[name]).data
+        offsets = self.array(f"{self._files[name]}.offsets")
+        bounds = zip(offsets[indices].tolist(), offsets[indices + 1].tolist(), strict=True)
+        if self.fields[name].kind == "str":
+            return [str(content[start:stop], "utf-8", "surrogateescape") for start, stop in bounds]
+        return [bytes(content[start:stop]) for start, stop in bounds]
+
+    def values(self, name: str, indices: Indices) -> list[Any]:
+        """The values of a field for rows, int64[n]."""
+        field = self.fields[name]
+        if field.kind in ("str", "bytes", "file"):
+            return self.contents(name, indices)
+        if not self._even[name]:
+            return [field.value(self.row(name, index)) for index in indices.tolist()]
+        block = self.rows(name, indices)
+        if field.kind in ("int", "float", "bool"):
+            return list(block.tolist())
+        return [field.value(np.asarray(row)) for row in block]
+
+    def gathered(self, name: str, indices: Indices) -> torch.Tensor | Ragged | list[Any]:
+        """A field of a batch: [n, ...], lists of unequal lengths, or texts.
+
+        Raises:
+            DataError: values of unequal lengths differ in another dimension than the first.
+        """
+        field = self.fields[name]
+        if field.kind in ("str", "bytes", "file"):
+            return self.contents(name, indices)
+        if self._even[name]:
+            return field.tensor(self.rows(name, indices))
+        numbers, starts, shapes = self.places(name, indices)
+        if (shapes[:, 1:] != shapes[:1, 1:]).any():
+            raise DataError(f"field {name!r} has rows of several shapes: {shapes.tolist()[:8]}")
+        sizes = shapes.prod(axis=1)
+        ends = np.cumsum(sizes)
+        at = np.repeat(starts - (ends - sizes), sizes) + np.arange(int(ends[-1]))
+        values = torch.from_numpy(numbers[at].reshape(-1, *shapes[0, 1:]))
+        return Ragged(values, torch.from_numpy(shapes[:, 0].copy()))
 
     def canvases(self, name: str, indices: Indices) -> list[list[int]]:
         """Height and width of the pictures that points and boxes belong to."""

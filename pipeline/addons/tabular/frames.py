@@ -1,42 +1,36 @@
-"""A table in memory, as a frame of pandas: CSV, TSV, Parquet, Arrow, or a frame itself.
+"""A table in memory, as a frame of pandas: of any file that `tables/read.py` reads, or a frame.
 
-A CSV is read once, a record at a time, so that what is wrong has a line. Its columns are numbers
-if all cells are, beside those that stand for no value: whole ones stay exact, whatever their size.
-Anything else is text, as it stands. A text such as "NA" is no value among numbers and dates, and a
-name among texts, in Parquet and frames as well; `encoding.oddities` says what may be meant
-otherwise. Cost: 0.3 us a cell.
+The columns of a CSV are numbers if all cells are, beside those that stand for no value: whole ones
+stay exact, whatever their size. Anything else is text, as it stands. A text such as "NA" is no
+value among numbers and dates, and a name among texts, in Parquet and frames as well;
+`encoding.oddities` says what may be meant otherwise. Cost: 0.3 us a cell.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date, time, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
-from functools import cached_property, partial
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from penstock.addons.tables.read import Csv, TableFile, exact
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import Limits
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # Of the names of all columns and of their table: those to read.
 Choose = Callable[[Sequence[str], str], Sequence[str]]
-_ARROW = (".parquet", ".arrow", ".feather")
-_CELL = 80  # bytes of memory a cell, or more: of a text, and what is made of it
-_LINE = 1 << 20  # bytes of a line that are looked at
 _SHOWN = 12  # columns that a message lists
 MARKS = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "#N/A", "<NA>", "NaT")
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
@@ -62,13 +56,9 @@ class TextFormat:
     missing: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        for key, value, wrong in (
-            ("delimiter", self.delimiter or ",", '\r\n"'),
-            ("decimal", self.decimal, '\r\n"' + (self.delimiter or "")),
-        ):
-            if len(value) != 1 or value in wrong:
-                reason = f"{value!r}; allowed: one sign, other for delimiter and decimal"
-                raise ConfigError(Problem(f"dataset.{key}", reason))
+        if len(self.decimal) != 1 or self.decimal == self.delimiter:
+            reason = f"{self.decimal!r}; allowed: one sign, other than the delimiter"
+            raise ConfigError(Problem("dataset.decimal", reason))
         if not all(isinstance(cell, str) for cell in self.missing or ()):
             reason = f"{self.missing!r}; allowed: texts (quote them in YAML)"
             raise ConfigError(Problem("dataset.missing", reason))
@@ -77,13 +67,6 @@ class TextFormat:
     def marks(self) -> Sequence[str]:
         """Texts that are no value among numbers and dates."""
         return MARKS if self.missing is None else tuple(self.missing)
-
-    def of(self, name: str) -> TextFormat:
-        """The format of a file of that name."""
-        delimiter = self.delimiter or ("," if ".csv" in name.lower() else "\t")
-        plain = self.encoding.lower().replace("_", "-") in ("utf-8", "utf8")
-        encoding = "utf-8-sig" if plain else self.encoding
-        return TextFormat(delimiter, self.decimal, encoding, self.missing)
 
 
 @dataclass(frozen=True)
@@ -94,7 +77,6 @@ class Frame:
         name: of its file, for messages.
         table: the chosen columns, rows numbered from 0; a missing value is NaN, NaT or None.
         names: of all columns there are.
-        line: the line of a row in the file; None where it has no lines.
         marks: texts that are no value among numbers and dates.
         marked: how many cells were taken for no value, by column and text.
     """
@@ -102,7 +84,6 @@ class Frame:
     name: str
     table: pd.DataFrame
     names: Sequence[str]
-    line: Callable[[int], int] | None = field(default=None, compare=False)
     marks: Sequence[str] = MARKS
     marked: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
@@ -128,8 +109,7 @@ class Frame:
 
     def where(self, row: int) -> str:
         """The file and the row, for messages."""
-        at = f"row {row}" if self.line is None else f"line {self.line(row)}"
-        return f"{self.name!r}, {at}"
+        return f"{self.name!r}, row {row}"
 
 
 def read_frame(
@@ -138,7 +118,6 @@ def read_frame(
     texts: Sequence[str] = (),
     format: TextFormat | None = None,
     files: Files | None = None,
-    limits: Limits | None = None,
     beside: bool = False,
 ) -> Frame:
     """Read a table.
@@ -149,59 +128,54 @@ def read_frame(
             ConfigError.
         texts: columns of a CSV that are texts, even if all their cells look like numbers.
         format: of a CSV or TSV; `missing` is for all sources.
-        limits: `columns`, `files` for the rows, `record_bytes` for a line.
         beside: whether the other columns of a file are read as well, those that can be.
 
     Raises:
-        DataError: it is missing, empty, damaged, in another encoding, or too large for the memory;
-            a record has too few or too many fields; cells are lists, bytes, complex numbers ...
-        ConfigError: Parquet needs something installed, or there is no such encoding.
+        DataError: it is missing, empty, damaged or in another encoding; a record has too few or too
+            many fields; cells are lists, bytes, complex numbers ...
+        ConfigError: there is no such encoding.
     """
-    limits, format = limits or Limits(), format or TextFormat()
-    if not isinstance(source, str):
-        return _checked(_of_frame(source, choose, limits), format)
-    if source.lower().endswith(_ARROW):
-        return _checked(_of_arrow(source, choose, files or Files(), limits, beside), format)
-    text = _Text(source, format.of(source), limits)
-    try:
-        read = (files or Files()).read(source, lambda path: text.read(path, choose, texts, beside))
-    except LookupError as error:
-        raise ConfigError(Problem("dataset.encoding", f"{format.encoding!r}: {error}")) from error
-    except OSError as error:
-        wrong = error.strerror or str(error)
-        raise DataError(
-            f"dataset.root: {source!r} cannot be read: {wrong}. Set it to a CSV, TSV, Parquet or "
-            "Arrow file, or to its folder, with dataset.file."
-        ) from error
-    return _checked(read, format)
+    import pandas as pd
 
-
-def _checked(frame: Frame, format: TextFormat) -> Frame:
-    """The same without texts that stand for no value; refuses columns that are no values."""
-    table, marked = frame.table, dict(frame.marked)
+    format, marked, made = format or TextFormat(), dict[str, Any](), dict[str, Any]()
+    if isinstance(source, str):
+        name, text = source, Csv(format.delimiter, True, encoding=format.encoding)
+        opened = (files or Files()).read(source, lambda path: TableFile(path, source, text))
+        names = opened.schema.names
+        odd = [of.name for of in opened.schema if pa.types.is_nested(of.type)]
+        chosen = [*choose(names, name)]
+        chosen += [of for of in names if beside and of not in chosen and of not in odd]
+        table = opened.table(chosen)
+        for column in chosen:
+            if opened.is_text:
+                cells = pd.Series(pc.utf8_trim_whitespace(table[column]).to_pylist(), dtype=object)
+                if column not in texts:
+                    cells, marked[column] = _typed(cells, format)
+            else:
+                cells = pd.Series(exact(table[column]))
+            made[column] = cells
+    else:
+        name, names = "the frame", [str(column) for column in source.columns]
+        whole = source.set_axis(names, axis=1).reset_index(drop=True)
+        made = {column: whole[column] for column in choose(names, name)}
     empty = {"", *(format.missing or ())}
-    for name in table.columns:
-        cells = table[name]
-        if cells.dtype.kind not in "biufmMO":
-            raise _no_values(frame.name, name, cells.dtype)
-        if cells.dtype.kind != "O":
-            continue
+    for column, cells in made.items():
         strange = {kind.__name__ for kind in kinds_in(cells) if not issubclass(kind, _PLAIN)}
-        if strange:
-            raise _no_values(frame.name, name, ", ".join(sorted(strange)))
-        texts = cells.astype(object)
-        none = texts.map(lambda cell: isinstance(cell, str) and cell.strip() in empty).astype(bool)
-        if none.any():
-            table = table.assign(**{name: texts.mask(none, None)})
-            marked[name] = Counter(texts[none])
-    return replace(frame, table=table, marks=format.marks, marked=marked)
-
-
-def _no_values(file: str, name: str, kind: object) -> DataError:
-    return DataError(
-        f"{file!r}, column {name!r} is {kind}; a table has numbers, texts, truth values, "
-        f"dates and durations. Leave it out: dataset.exclude=[{name}]."
-    )
+        if cells.dtype.kind not in "biufmMO" or (cells.dtype.kind == "O" and strange):
+            raise DataError(
+                f"{name!r}, column {column!r} is {', '.join(sorted(strange)) or cells.dtype}; a "
+                "table has numbers, texts, truth values, dates and durations. Leave it out: "
+                f"dataset.exclude=[{column}]."
+            )
+        if cells.dtype.kind == "O":
+            plain = cells.astype(object)
+            none = plain.map(lambda cell: isinstance(cell, str) and cell.strip() in empty)
+            if none.any():
+                made[column] = plain.mask(none.astype(bool), None)
+                marked[column] = Counter(plain[none.astype(bool)])
+    if not made or not len(next(iter(made.values()))):
+        raise DataError(f"{name!r} has no rows: there is nothing to read.")
+    return Frame(name, pd.DataFrame(made), names, format.marks, marked)
 
 
 def kinds_in(cells: Any) -> set[type]:
@@ -231,104 +205,6 @@ def listed(names: Sequence[str]) -> str:
 def short(value: object) -> str:
     text = repr(value if isinstance(value, (str, bool)) else str(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-@dataclass(frozen=True)
-class _Text:
-    """A CSV or TSV."""
-
-    name: str
-    format: TextFormat
-    limits: Limits
-
-    def read(self, path: str, choose: Choose, texts: Sequence[str], beside: bool) -> Frame:
-        import pandas as pd
-
-        names, columns = self._cells(path, choose, beside)
-        table, marked = {}, {}
-        for name, cells in columns.items():
-            column = table[name] = pd.Series(cells, dtype=object)
-            if name not in texts:
-                table[name], marked[name] = _typed(column, self.format)
-        read = pd.DataFrame(table)
-        return Frame(self.name, read, names, partial(self._line, path), marked=marked)
-
-    def _cells(
-        self, path: str, choose: Choose, beside: bool
-    ) -> tuple[list[str], dict[str, list[str]]]:
-        """The names of all columns, and the cells of the chosen ones without blanks around them."""
-        number, size = 0, Path(path).stat().st_size
-        with Path(path).open(newline="", encoding=self.format.encoding) as file:
-            reader = self._reader(file)
-            try:
-                names = [name.strip() for name in next(reader, [])]
-                _check_names(self.name, names, self.limits)
-                width = len(names)
-                chosen = [*choose(names, self.name), *(names if beside else [])]
-                columns: dict[str, list[str]] = {name: [] for name in chosen}
-                read = [(names.index(name), cells.append) for name, cells in columns.items()]
-                _check_memory(self.name, 2 * size)
-                for record in reader:
-                    if len(record) != width:
-                        if not record:  # a blank line
-                            continue
-                        raise DataError(
-                            f"{self.name!r}, line {reader.line_num}: {len(record)} of {width} "
-                            "cells that the header names. Complete the row or remove it."
-                        )
-                    for position, add in read:
-                        add(record[position].strip())
-                    number += 1
-                    if number > self.limits.files:
-                        claim = self.limits.refusal("files", f"{number} rows and more")
-                        raise DataError(f"{self.name!r} has {claim}.")
-                    if not number & 0xFFFF:
-                        _check_memory(self.name, number * len(read) * _CELL)
-            except csv.Error as error:
-                raise DataError(
-                    f"{self.name!r}, line {reader.line_num}: {error}. Save the table as CSV in "
-                    "UTF-8."
-                ) from error
-            except UnicodeError as error:
-                encoding = self.format.encoding.removesuffix("-sig")
-                line = _undecoded(path) if encoding == "utf-8" else 0
-                where = f"{self.name!r}, line {line}" if line else repr(self.name)
-                raise DataError(
-                    f"{where} is not {encoding}: {error}. Save it in UTF-8, or say what it is: "
-                    "dataset.encoding=cp1252, or utf-16."
-                ) from error
-        if not number:
-            raise DataError(f"{self.name!r} has a header and no rows: there is nothing to read.")
-        return names, columns
-
-    def _line(self, path: str, row: int) -> int:
-        """The line that a row ends at; reads the file up to it."""
-        with Path(path).open(newline="", encoding=self.format.encoding) as file:
-            reader = self._reader(file)
-            number = -2  # the header is row -1
-            for record in reader:
-                number += bool(record)
-                if number == row:
-                    break
-            return int(reader.line_num)
-
-    def _reader(self, file: io.TextIOBase) -> Any:
-        return csv.reader(
-            self._lines(file),
-            delimiter=self.format.delimiter or ",",
-            strict=True,
-            skipinitialspace=True,
-        )
-
-    def _lines(self, file: io.TextIOBase) -> Iterator[str]:
-        """The lines of a file; of one without line ends, no more than a record may have."""
-        most, number = self.limits.record_bytes, 1
-        while line := file.readline(most):
-            if len(line) == most:
-                claim = self.limits.refusal("record_bytes", f"{most} characters")
-                raise DataError(f"{self.name!r}, line {number} has {claim}.")
-            yield line
-            number += 1
 
 
 def _typed(cells: pd.Series, format: TextFormat) -> tuple[pd.Series, Mapping[str, int]]:
@@ -364,88 +240,6 @@ def _with_point(texts: Sequence[str], decimal: str) -> Any:
 
     swapped = str.maketrans({decimal: ".", ".": "_"}) if decimal != "." else {}
     return pd.Series([text.translate(swapped) for text in texts], dtype=object)
-
-
-def _undecoded(path: str) -> int:
-    """The first line of a file that is not UTF-8; 0 where all are."""
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(_LINE), b""), start=1):
-            try:
-                line.decode()
-            except UnicodeError:
-                return number
-    return 0
-
-
-def _of_arrow(name: str, choose: Choose, files: Files, limits: Limits, beside: bool) -> Frame:
-    try:
-        import pyarrow as pa
-
-        from penstock.addons.tables.arrow.files import ArrowFiles, check_texts, exact_frame
-    except ImportError as error:
-        reason = f"{name!r} needs pyarrow: pip install pyarrow; or save it as CSV"
-        raise ConfigError(Problem("dataset.root", reason)) from error
-    opened = ArrowFiles([name], files)
-    names, rows = list(opened.schema.names), int(opened.bounds[-1])
-    _check_names(name, names, limits)
-    if rows > limits.files:
-        raise DataError(f"{name!r} has {limits.refusal('files', f'{rows} rows')}.")
-    if not rows:
-        raise DataError(f"{name!r} has no rows: there is nothing to read.")
-    chosen = list(choose(names, name))
-    odd = {column for column in names if _is_odd(opened.schema.field(column).type)}
-    for column in chosen:
-        if column in odd:
-            raise _no_values(name, column, opened.schema.field(column).type)
-    if beside:
-        chosen += [column for column in names if column not in chosen and column not in odd]
-    _check_memory(name, rows * len(chosen) * _CELL)
-    parts, size = [], 0
-    for group in range(len(opened)):
-        part, taken = opened.read(group, chosen)
-        parts.append(part)
-        size += taken
-        _check_memory(name, 2 * size)
-    whole = pa.concat_tables(parts)
-    for column in chosen:
-        check_texts(whole[column], name, column, f"leave it out: dataset.exclude=[{column}]")
-    return Frame(name, exact_frame(whole.replace_schema_metadata(None)), names)
-
-
-def _is_odd(kind: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind))
-
-
-def _of_frame(table: pd.DataFrame, choose: Choose, limits: Limits) -> Frame:
-    names = [str(name) for name in table.columns]
-    _check_names("the frame", names, limits)
-    if not len(table):
-        raise DataError("the frame has no rows: there is nothing to read.")
-    whole = table.set_axis(names, axis=1).reset_index(drop=True)
-    return Frame("the frame", whole[list(choose(names, "the frame"))], names)
-
-
-def _check_names(name: str, names: Sequence[str], limits: Limits) -> None:
-    if not any(names):
-        raise DataError(f"{name!r} is empty: its first line has to name the columns.")
-    if len(names) > limits.columns:
-        raise DataError(f"{name!r} has {limits.refusal('columns', f'{len(names)} columns')}.")
-    double, count = Counter(names).most_common(1)[0]
-    if count > 1:
-        raise DataError(f"{name!r}: column {double!r} occurs {count} times. Rename one.")
-
-
-def _check_memory(name: str, size: int) -> None:
-    """Refuse a table that would take more than half of the memory of this machine."""
-    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > most // 2:
-        raise DataError(
-            f"{name!r} takes {size / 2**30:.1f} GiB of memory or more, and half of this machine's "
-            f"is {most / 2**31:.1f} GiB. Read fewer columns (dataset.columns), or larger tables "
-            "row by row with dataset=parquet."
-        )
 
 
 def floats(frame: Frame, column: str) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from penstock.addons.record_files.shard_files import data_file
+from penstock.addons.storage.files import data_file
 from penstock.addons.tabular.encoding import (
     Encoding,
     Kind,
@@ -130,7 +130,7 @@ class Table(FileDataset, Dataset[Sample]):
             self._source: Any = root
             if isinstance(root, str) and name is not None:
                 self._source = f"{root.rstrip('/')}/{name}"
-            return read_frame(self._source, roles.chosen, texts, format, self._files, limits)
+            return read_frame(self._source, roles.chosen, texts, format, self._files)
 
         self._reading = format, limits
         frame = read(file, roles)
@@ -289,7 +289,7 @@ class Unlabelled(FileDataset, Dataset[Sample]):
             return wanted
 
         texts = [*encoding.categories, *(of.name for of in encoding.numbers if of.is_date)]
-        self._frame = read_frame(root, chosen, texts, format, files, limits, beside=True)
+        self._frame = read_frame(root, chosen, texts, format, files, beside=True)
         rows = np.arange(len(self._frame))
         self._numbers, self._categories = encoding.encoded(self._frame, rows, is_new=True)
         self._root, self._files = root, files

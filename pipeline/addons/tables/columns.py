@@ -1,0 +1,210 @@
+"""Record batches as the columns of a pack, and back: the one conversion of cells.
+
+    number, numbers, label    numbers of one shape a row; labels by a number of their own text
+    tensor                    numbers of one shape, where the type says so; else of any shape a row
+    text, image, bytes        their bytes
+
+A cell that is null, not finite, too large, or a list that is no tensor makes its row bad: it is
+stored as zeros or nothing, and refused when it is read. Cost: 0.1 us a row and column, once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from penstock.addons.packs.fields import Column, Field
+from penstock.addons.tables.kinds import (
+    TableField,
+    has_lengths,
+    is_list,
+    is_text,
+    is_whole,
+    written_classes,
+)
+from penstock.datasets.arrays import plain_numbers
+from penstock.files.limits import Limits
+from penstock.order.keys import IntArray
+
+Array = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass
+class Labels:
+    """The texts of a label column, numbered in order of appearance.
+
+    Attributes:
+        written: names of the classes, where `datasets` describes them.
+        whole: whether it is a column of whole numbers.
+        codes: text -> its number.
+    """
+
+    written: list[str] | None
+    whole: bool
+    codes: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def of(self, batch: pa.RecordBatch, column: str, schema: pa.Schema) -> IntArray:
+        """The numbers of a column's values, int64[n]; -1 of a null, or a number without a name.
+
+        Args:
+            schema: of the file, which may give its own names to numbers.
+        """
+        array, written = batch.column(column), written_classes(schema, column)
+        if pa.types.is_dictionary(array.type):  # which may list texts that no row has
+            array = array.dictionary_decode()
+        coded = array.dictionary_encode()
+        values = coded.dictionary.cast(pa.string() if is_text(array.type) else pa.int64())
+        texts = [None if value is None else str(value) for value in values.to_pylist()]
+        if written is not None:
+            names = {str(number): name for number, name in enumerate(written)}
+            texts = [names.get(str(text)) for text in texts]
+        own = [-1 if t is None else self.codes.setdefault(t, len(self.codes)) for t in texts]
+        places = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        return np.array([*own, -1], np.int64)[places]
+
+
+def stored_field(field: TableField, schema: pa.Schema) -> tuple[Field, tuple[int, ...] | None]:
+    """How a pack stores a field, and the shape of every row; None if rows may differ."""
+    if field.kind in ("number", "numbers"):
+        whole = all(is_whole(schema.field(name).type) for name in field.columns)
+        shape = (len(field.columns),) * (field.kind == "numbers")
+        kind = "int" if whole and not shape else "tensor"
+        return Field(field.name, kind, "<i8" if whole else "<f4", len(shape)), shape
+    if field.kind == "label":
+        return Field(field.name, "int", "<i8", 0), ()
+    if field.kind != "tensor":
+        kind = {"text": "str", "image": "file"}.get(field.kind, "bytes")
+        return Field(field.name, kind, "|u1", 1, "Image" if kind == "file" else ""), None
+    outer = inner = schema.field(field.columns[0]).type
+    if isinstance(inner, pa.BaseExtensionType):
+        inner = inner.storage_type
+    sizes: list[int | None] = []
+    while is_list(inner):
+        sizes.append(None if has_lengths(inner) else inner.list_size)
+        inner = inner.value_type
+    # Of `fixed_shape_tensor`, and of the arrays of `datasets`.
+    shape = tuple(getattr(outer, "shape", sizes))
+    dtype = plain_numbers(np.empty(0, inner.to_pandas_dtype())).dtype.str
+    return Field(field.name, "tensor", dtype, len(shape)), None if None in shape else shape
+
+
+def converted(
+    field: TableField,
+    stored: Field,
+    shape: tuple[int, ...] | None,
+    batch: pa.RecordBatch,
+    codes: IntArray | None,
+    limits: Limits,
+) -> tuple[Column, Mask]:
+    """A field of the rows of a batch, and which of them are bad, bool[n].
+
+    Args:
+        stored, shape: its `stored_field`.
+        codes: of a label, int64[n]: the numbers of its texts.
+    """
+    arrays = [batch.column(name) for name in field.columns]
+    bad = np.zeros(batch.num_rows, np.bool_)
+    for array in arrays:
+        bad |= _nulls(array)
+    if field.kind == "tensor":
+        numbers, shapes, wrong = _tensors(arrays[0], stored.dtype)
+        bad |= wrong
+        if shape is not None:
+            right = ~bad & (shapes.prod(1) == math.prod(shape))
+            filled = np.zeros((len(bad), *shape), numbers.dtype)  # a null row has no numbers
+            filled[right] = numbers[np.repeat(right, shapes.prod(1))].reshape(-1, *shape)
+            numbers, bad = filled, ~right
+    elif shape is None:
+        starts, numbers, missing = _content(arrays[0])
+        shapes, bad = np.diff(starts)[:, None], bad | missing
+    elif codes is not None:
+        numbers = codes
+    else:
+        numbers = np.empty((len(bad), len(arrays)), stored.dtype)
+        for place, array in enumerate(arrays):
+            values = _numbers(array)
+            bad |= _wrong(values)
+            with np.errstate(all="ignore"):  # of bad rows; and what is too large for a float32
+                numbers[:, place] = values
+    if shape is not None:
+        shapes = np.broadcast_to(np.array(shape, np.int64), (len(bad), len(shape)))
+    bad |= shapes.prod(1) * np.dtype(stored.dtype).itemsize > limits.record_bytes
+    flat = np.array(numbers).reshape(-1).view(np.uint8)
+    return Column(torch.from_numpy(flat), shapes.astype(np.int32)), bad
+
+
+def _tensors(array: pa.Array, dtype: str) -> tuple[Array, IntArray, Mask]:
+    """The numbers of nested lists, the lengths of each row's lists, and which rows are no tensors.
+
+    The lists of a bad row have length 0, and its numbers are left out.
+    """
+    while isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    rows, levels = np.arange(len(array)), []  # the row that each list of a level lies in
+    bad = np.zeros(len(array), np.bool_)
+    while is_list(array.type):
+        bad[rows[_nulls(array)]] = True
+        lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+        size = np.zeros(len(bad), np.int64)
+        if has_lengths(array.type):
+            size[rows[::-1]] = lengths[::-1]  # a row's first list is written last
+        else:
+            size += array.type.list_size
+        bad[rows[lengths != size[rows]]] = True
+        rows, array = np.repeat(rows, lengths), pc.list_flatten(array)
+        levels.append(size)
+    values = _numbers(array)
+    bad[rows[_nulls(array) | _wrong(values)]] = True
+    shapes = np.stack(levels, 1)
+    shapes[bad] = 0
+    with np.errstate(all="ignore"):
+        return values[~bad[rows]].astype(dtype), shapes, bad
+
+
+def _content(array: pa.Array) -> tuple[IntArray, Array, Mask]:
+    """Where the bytes of each row begin, int64[n + 1], all bytes, and which rows have none."""
+    while isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_struct(array.type):
+        array = array.field("bytes")
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    array = array.cast(pa.large_string() if is_text(array.type) else pa.large_binary())
+    _, offsets, content = array.buffers()
+    starts = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    everything = np.frombuffer(content or b"", np.uint8)
+    return starts, everything[starts[0] : starts[-1]], _nulls(array)
+
+
+def _nulls(array: pa.Array) -> Mask:
+    nulls: Mask = array.is_null().to_numpy(zero_copy_only=False)
+    return nulls
+
+
+def _numbers(array: pa.Array) -> Array:
+    """The values of a column of numbers, 0 for nulls."""
+    if array.null_count:
+        array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
+    values: Array = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _wrong(values: Array) -> Mask:
+    """Which numbers a sample cannot have: not finite, or beyond an int64."""
+    if values.dtype.kind == "f":
+        wrong: Mask = ~np.isfinite(values)
+        return wrong
+    return (
+        values > np.iinfo(np.int64).max
+        if values.dtype == np.uint64
+        else np.zeros_like(values, np.bool_)
+    )

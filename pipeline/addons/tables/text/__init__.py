@@ -1,1 +1,0 @@
-"""Delimited text: records, where they begin, and their columns."""
