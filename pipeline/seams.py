@@ -74,7 +74,7 @@ _OBSERVERS: Mapping[str, Callable[[Any], object]] = {
         fit.config.trainer.pictures or fit.config.trainer.report
     ),
     "penstock.addons.sweeps.optuna_sweeper:observers": lambda fit: fit.config.sweep.optuna,
-    "penstock.addons.trackers.observing:observers": lambda fit: fit.config.tracker,
+    "penstock.addons.trackers.tracker:observers": lambda fit: any(fit.config.tracker.values()),
 }
 
 

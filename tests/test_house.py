@@ -34,7 +34,6 @@ KNOW_HYDRA = {
     "pipeline/command.py",
     "pipeline/addons/sweeps/sweep.py",
     "pipeline/addons/sweeps/optuna_sweeper.py",
-    "pipeline/addons/trackers/observing.py",
     *(
         f"pipeline/config/{name}.py"
         for name in (

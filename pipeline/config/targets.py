@@ -202,7 +202,13 @@ def resolve(name: Any, key: str) -> Any:
         above, _, last = (name if module in sys.modules else module).rpartition(".")
         there = sys.modules.get(above)
         known = [*dir(there), *(one.name for one in iter_modules(getattr(there, "__path__", [])))]
-        raise ConfigError(Problem(key, f"{name}: {error}{nearest(last, known)}")) from error
+        # A library that we know and that is not installed; not a package that somebody misspelled.
+        way = (
+            f"; pip install {error.name}"
+            if isinstance(error, ModuleNotFoundError) and not own and "." not in str(error.name)
+            else nearest(last, known)
+        )
+        raise ConfigError(Problem(key, f"{name}: {error}{way}")) from error
     home = str(getattr(found, "__module__", ""))
     kinds = [
         kind

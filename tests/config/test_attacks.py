@@ -172,7 +172,7 @@ torchvision.models.ResNet torchvision.models.detection.ssd300_vgg16 torchmetrics
 torchmetrics.classification.MulticlassRecall penstock.datasets.face_landmarks.FaceLandmarks penstock.order.samplers.Weighted
 penstock.loading.collate.Pad penstock.transforms.image.LandmarkFlip penstock.training.models.torchvision_model
 penstock.training.objective.LandmarkRegression penstock.training.metrics.NormalizedMeanError
-penstock.addons.trackers.tracker.Nothing mine.Net mine.add mine.resnet18"""
+penstock.addons.trackers.tracker.Tracker mine.Net mine.add mine.resnet18"""
 # A package that a person trusts, by its name.
 MINE = """import functools, os, torch
 from hydra.experimental.callback import Callback as Seen

@@ -25,7 +25,7 @@ NODES = {
     "scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 3},
     "sampler": {"_target_": "penstock.order.samplers.Sequential"},
     "collate": {"_target_": "penstock.loading.collate.Pad", "fields": ["image"]},
-    "tracker": {"_target_": "penstock.addons.trackers.tracker.Nothing"},
+    "tracker": {"_target_": "penstock.addons.trackers.tracker.Tracker"},
     "dataset": {"_target_": "penstock.datasets.face_landmarks.FaceLandmarks", "root": "faces"},
     "transform.train.flip": {"_target_": "torchvision.transforms.v2.RandomVerticalFlip"},
     "transform.train.crop": {"_target_": "torchvision.transforms.v2.CenterCrop", "size": 48},

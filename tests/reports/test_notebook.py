@@ -89,7 +89,7 @@ def test_another_batch_than_the_run_had_is_told(folder):
 
 def test_a_batch_needs_no_tracker(folder):
     path = folder / "config.yaml"
-    target = "penstock.addons.trackers.tracker.Nothing"
+    target = "penstock.addons.trackers.tracker.Tracker"
     assert target in path.read_text()
     path.write_text(path.read_text().replace(target, "of_a_package.that_is_gone"))
     assert Run(folder).batch(0, 2)["image"].shape[0] == 8

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
+from torch.utils.tensorboard import SummaryWriter
 
-from penstock.addons.trackers.tracker import Points, TrackedRun, Tracker, require
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
-require("tensorboard")
+from penstock.addons.trackers.tracker import TrackedRun, Tracker
 
 
 class TensorBoard(Tracker):
@@ -26,35 +20,16 @@ class TensorBoard(Tracker):
         flush_seconds: how long events may wait in memory, where a kill loses them.
     """
 
-    _writer: SummaryWriter
-
     def __init__(self, folder: str | Path, run: TrackedRun, flush_seconds: int = 30) -> None:
-        self.folder, self.run, self.flush_seconds = Path(folder), run, flush_seconds
+        # The step itself was logged before.
+        purge = None if run.resumed is None else run.resumed + 1
+        self._writer = SummaryWriter(str(folder), purge_step=purge, flush_secs=flush_seconds)
+        if run.resumed is None:
+            self._writer.add_text("configuration", f"```\n{yaml.safe_dump({**run.config})}```", 0)
 
-    def start(self) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        resumed = self.run.resumed
-        purge = None if resumed is None else resumed + 1  # the step itself was logged before
-        self._writer = SummaryWriter(
-            str(self.folder), purge_step=purge, flush_secs=self.flush_seconds
-        )
-        if resumed is None:
-            text = yaml.safe_dump(dict(self.run.config), sort_keys=False, allow_unicode=True)
-            # Indented: code in Markdown.
-            self._writer.add_text("configuration", textwrap.indent(text, "    "), 0)
-
-    def log(self, metrics: Points, step: int) -> None:
+    def log(self, metrics: dict[str, float], step: int) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
-    def picture(self, name: str, path: Path, step: int) -> None:
-        import numpy as np
-        from PIL import Image
-
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert("RGB"))
-        self._writer.add_image(name, pixels, step, dataformats="HWC")
-
-    def close(self, ending: str = "done") -> None:
+    def close(self, status: str) -> None:
         self._writer.close()
