@@ -89,9 +89,9 @@ def test_another_batch_than_the_run_had_is_told(folder):
 
 def test_a_batch_needs_no_tracker(folder):
     path = folder / "config.yaml"
-    target = "penstock.addons.trackers.tracker.Tracker"
-    assert target in path.read_text()
-    path.write_text(path.read_text().replace(target, "of_a_package.that_is_gone"))
+    none, gone = "  none: null\n", "  none: {_target_: of_a_package.that_is_gone}\n"
+    assert none in path.read_text()
+    path.write_text(path.read_text().replace(none, gone))
     assert Run(folder).batch(0, 2)["image"].shape[0] == 8
 
 
