@@ -26,11 +26,11 @@ print(json.dumps([code, sorted({name.split(".")[2] for name in sys.modules
 @pytest.mark.parametrize(
     ("words", "loaded"),
     [
-        (["task=digest", "steps=1", "tracker=none"], {"trackers"}),
-        (["trainer.max_steps=1", "tracker=none"], {"trackers", "predicting", "reports"}),
+        (["task=digest", "steps=1", "tracker=none"], set()),
+        (["trainer.max_steps=1", "tracker=none"], {"predicting", "reports"}),
         (
             ["task=digest", "steps=1", "tracker=none", "data.filter='label >= 0'"],
-            {"trackers", "filters"},
+            {"filters"},
         ),
     ],
 )

@@ -8,12 +8,20 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.addons.trackers.tracker import TrackedRun, Tracker
+from penstock.config.identity import leaves
+
+# Read when it is imported. MLflow reports its use to its makers, and would retry for minutes.
+os.environ |= {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+} | os.environ
+
 from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-
-from penstock.addons.trackers.tracker import TrackedRun, Tracker
-from penstock.config.identity import leaves
 
 _RUN = "penstock.run"  # the tag by which a resumed run finds itself
 _LONGEST = 5000  # characters of a value

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import wandb
-
 from penstock.addons.trackers.tracker import TrackedRun, Tracker
+
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # to its makers; read when it is imported
+
+import wandb
 
 _SECONDS = 25  # for a connection, and for what is left to be sent at the end
 
