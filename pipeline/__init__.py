@@ -21,7 +21,7 @@ _HOMES = {
     "Loader": "penstock.loading.loader",
     "DataModule": "penstock.addons.frameworks.lightning",
     "TorchLoader": "penstock.addons.frameworks.torch_loader",
-    "Run": "penstock.addons.reports.notebook",
+    "Run": "penstock.runs.run",
     "build_train_loader": "penstock.build.data",
     "build_val_loader": "penstock.build.data",
     "compose": "penstock.config.compose",

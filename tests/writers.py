@@ -161,7 +161,7 @@ def limited(folder):
 def read_only(folder):
     """A folder on a disk that was mounted read-only after its first checkpoint."""
     own_disk(folder)
-    checkpoint.save(folder / "step-00000001.safetensors", state(1, 1))
+    checkpoint.write(folder / "step-00000001.safetensors", *checkpoint.encode(state(1, 1)))
     call("mount", b"none", bytes(folder), b"tmpfs", MS_REMOUNT | MS_RDONLY, None)
     cannot_write(folder, "disk is read-only")
 

@@ -41,8 +41,8 @@ from penstock.order.plan import (
 )
 from penstock.order.samplers import BatchStrategy, Order, Sequential
 from penstock.runs import quarantine
-from penstock.runs.identity import fingerprint_of, marks_of, recorded, tells_all
-from penstock.runs.manifest import UNPROVEN
+from penstock.runs.folder import UNPROVEN
+from penstock.runs.identity import fingerprint_of, marks_of, tells_all
 from penstock.terminal import say
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.image import fill_masks
@@ -481,7 +481,9 @@ class Split:
         """Everything that the batches of the split depend on, by key."""
         config, dataset = self.config, self.dataset
         parts = identity(config, self.steps)
-        parts |= {"dataset": self.fingerprint_of(dataset), **recorded(config.data.fingerprint)}
+        parts["dataset"] = self.fingerprint_of(dataset)
+        if config.data.fingerprint != "sizes":
+            parts["data.fingerprint"] = config.data.fingerprint
         marks = self._marks(dataset)
         parts |= {f"dataset.identity.{name}": value for name, value in marks.items()}
         if not self.is_train:

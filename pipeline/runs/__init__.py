@@ -1,4 +1,4 @@
-"""The folder of a run (`run_folder`, `manifest`), its checkpoints (`checkpoint`), resuming it
-(`resumption`), what data and code are known by (`identity`), the samples that it could not read
-(`quarantine`), and reading its folder (`record`).
+"""The folder of a run (`folder`), its checkpoints (`checkpoint`), resuming it (`resume`), what data
+and code are known by (`identity`), the samples that it could not read (`quarantine`), the view of
+it all (`run`), and parts that only show something (`only_shown`).
 """

@@ -17,12 +17,11 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,7 +29,7 @@ from torch import Tensor
 
 from penstock.distributed.group import Group
 from penstock.errors import ConfigError
-from penstock.files.disk import DiskError, beside, prepare, replacing, sync_folder, writing
+from penstock.files.disk import DiskError, beside, prepare, replacing, writing
 from penstock.files.limits import Count, PositiveFloat
 
 State = dict[str, Any]
@@ -38,7 +37,8 @@ State = dict[str, Any]
 BEST = "best.safetensors"
 FORMAT = "2"
 
-_NAME = re.compile(r"step-(\d+)\.safetensors")
+_NUMBERED = re.compile(r"step-\d{8,}\.safetensors")
+_READERS = {"1": "commit 56af455b"}  # what reads the files of former formats
 # As safetensors names them.
 _DTYPES = {
     torch.float64: "F64",
@@ -87,34 +87,33 @@ def encode(state: State, keeps: bool = True) -> tuple[str, dict[str, Tensor]]:
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor], keeps: bool) -> Any:
-    if isinstance(value, Tensor):
-        if value.layout != torch.strided or value.is_meta or value.dtype not in _DTYPES:
-            kind = f"{value.dtype} ({value.layout}, {value.device})"
-            raise TypeError(f"{path} is a tensor of {kind}, which a checkpoint cannot hold")
-        name = path.lstrip("/") or "state"
-        while name in tensors:  # {"a/b": ...} beside {"a": {"b": ...}}
-            name += "'"
-        part: Any = value.detach()
-        whole: Tensor = part.full_tensor() if hasattr(part, "full_tensor") else part
+    if isinstance(value, Tensor) and value.layout == torch.strided and value.dtype in _DTYPES:
+        whole: Any = value.detach()
+        if hasattr(whole, "full_tensor"):  # sharded: a collective, and so on all ranks
+            whole = whole.full_tensor()
         if keeps:
-            plain = whole.resolve_conj().resolve_neg()
-            tensors[name] = plain.to("cpu", copy=True, memory_format=torch.contiguous_format)
-        return {"$tensor": name}
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str | int) or isinstance(key, bool):
-                raise TypeError(f"{path} has the key {key!r}, which is neither text nor int")
-        pairs = [
-            [key, _encode(item, f"{path}/{key}", tensors, keeps)] for key, item in value.items()
-        ]
+            # A conjugate is a flag of torch's, which bytes do not have.
+            tensors[path] = (
+                whole.resolve_conj()
+                .resolve_neg()
+                .to("cpu", copy=True, memory_format=torch.contiguous_format)
+            )
+        return {"$tensor": path}
+    inside = f"{path}/" if path else ""
+    if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
+        pairs = []
+        for key, one in value.items():
+            name = str(key).replace("/", "~1")  # as JSON pointers have it, so that none collide
+            pairs.append([key, _encode(one, inside + name, tensors, keeps)])
+        # JSON would make text of a number, and a key with $ would be read as one of ours.
         plain_keys = all(isinstance(key, str) and not key.startswith("$") for key in value)
         return dict(pairs) if plain_keys else {"$pairs": pairs}
     if isinstance(value, list | tuple):
-        items = [_encode(item, f"{path}/{at}", tensors, keeps) for at, item in enumerate(value)]
+        items = [_encode(one, f"{inside}{at}", tensors, keeps) for at, one in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
     if value is None or isinstance(value, bool | int | float | str):
         return value  # also NaN and infinities, which Python's JSON knows
-    raise TypeError(f"{path} is a {type(value).__name__}, which a checkpoint cannot hold")
+    raise TypeError(f"{path} is {value!r:.60} ({type(value).__name__}): no checkpoint can hold it")
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -132,19 +131,10 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return value
 
 
-def save(path: Path, state: State) -> None:
-    """Write `state` to `path`, atomically.
-
-    Raises:
-        TypeError: the state holds what cannot be saved, see `encode`.
-        CheckpointError: it cannot be written.
-    """
-    write(path, *encode(state))
-
-
 def write(path: Path, text: str, tensors: Mapping[str, Tensor]) -> None:
     """Write an encoded state, atomically; raises CheckpointError."""
-    # Not by safetensors' save_file: a kill leaves its hidden file, whose name nobody knows.
+    # safetensors' own save_file holds the interpreter while it writes, so training would wait, and
+    # says of a full disk no more than a number.
     metadata = {"format": FORMAT, "state": text, "sha256": _digest(text, tensors)}
     names = sorted(tensors, key=lambda name: -tensors[name].element_size())  # so all are aligned
     header: dict[str, object] = {"__metadata__": metadata}
@@ -168,31 +158,27 @@ def load(path: Path) -> State:
         CheckpointError: no checkpoint, a damaged one, or one of another version.
     """
     try:
-        path.open("rb").close()  # says more than safe_open where this is not possible
+        path.open("rb").close()  # safe_open says of any file that it may not read: not found
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            about = file.metadata() or {}
+            if about["format"] != FORMAT:
+                reader = _READERS.get(about["format"], "a later version of Penstock")
+                raise CheckpointError(
+                    f"{path}: a checkpoint of format {about['format']:.20}, which {reader} reads; "
+                    f"this version reads format {FORMAT}"
+                )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if "state" not in metadata:
-            raise CheckpointError(f"{path}: a safetensors file, but not a checkpoint of Penstock's")
-        if metadata.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{path}: written in format {metadata.get('format')!r:.20} by another version of "
-                f"Penstock; this one reads format {FORMAT}. Use that version"
-            )
-        if metadata.get("sha256") != _digest(metadata["state"], tensors):
-            raise CheckpointError(
-                f"{path}: the checkpoint is damaged: its contents do not match their checksum. "
-                "Use an earlier one"
-            )
-        return {**_decode(json.loads(metadata["state"]), tensors)}
+        if about["sha256"] != _digest(about["state"], tensors):
+            raise ValueError("its contents do not match their checksum")
+        return {**_decode(json.loads(about["state"]), tensors)}
     except FileNotFoundError as error:
         raise NoCheckpointError(f"{path}: there is no such checkpoint") from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path}: the checkpoint is truncated or damaged, or no safetensors file ({error}). "
-            "Use an earlier one"
+            f"{path}: the checkpoint is truncated or damaged, or no checkpoint of Penstock's "
+            f"({error}). Use an earlier one"
         ) from error
 
 
@@ -207,10 +193,8 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 def _bytes(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU, not copied."""
-    if not tensor.numel():  # torch has no view of nothing as bytes
-        return memoryview(b"")
-    view: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
-    return view
+    # torch has no view of nothing as bytes.
+    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
 
 
 class Checkpoints:
@@ -240,22 +224,18 @@ class Checkpoints:
         every_steps: Count | None = None,
         every_minutes: PositiveFloat | None = None,
     ) -> None:
-        self.folder = folder
-        self.keep_last = keep_last
+        self.folder, self.keep_last = folder, keep_last
         self.every_epochs, self.every_steps = every_epochs, every_steps
         self.every_minutes = every_minutes
         self._background = background
         self._writes = group is None or group.is_first
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[None] | None = None
-        self._passing: Path | None = None
 
-    def save(self, state: State, step: int, best: bool = False, passing: bool = False) -> Path:
+    def save(self, state: State, step: int, best: bool = False) -> Path:
         """Save as the last one, after `step` optimizer steps, and also as the best one if `best`.
 
-        It replaces one of the same step, and one that was `passing`: which steps the clock falls
-        on must not decide how far back the last `keep_last` reach. `state` may be changed as soon
-        as this returns.
+        It replaces one of the same step. `state` may be changed as soon as this returns.
 
         Raises:
             TypeError: the state holds what cannot be saved.
@@ -265,63 +245,50 @@ class Checkpoints:
         path = self.folder / f"step-{step:08d}.safetensors"
         text, tensors = encode(state, self._writes)
         if self._writes:
-            self._saving = self._thread.submit(self._save, path, text, tensors, best, passing)
+            self._saving = self._thread.submit(self._save, path, text, tensors, best)
         if not self._background:
             self.flush()
         return path
 
-    def _save(
-        self, path: Path, text: str, tensors: dict[str, Tensor], best: bool, passing: bool
-    ) -> None:
+    def _save(self, path: Path, text: str, tensors: dict[str, Tensor], best: bool) -> None:
         prepare(self.folder, CheckpointError, idle=0)
         write(path, text, tensors)
         if best:
-            _link(path, self.folder / BEST)
-        # Those of later steps are of a run that was resumed from an earlier one, and not in count.
-        known = [file for file in _numbered(self.folder) if steps_of(file) <= steps_of(path)]
-        passed = [file for file in known if file == self._passing != path]
-        old = [file for file in known if file not in passed][: -self.keep_last]
-        for file in [*passed, *old]:
+            hidden = beside(self.folder / BEST)
+            with writing(self.folder / BEST, CheckpointError):
+                try:
+                    os.link(path, hidden)  # it outlives the first name
+                except OSError:  # a file system without hard links
+                    shutil.copyfile(path, hidden)
+                hidden.replace(self.folder / BEST)
+        for old in _numbered(self.folder)[: -self.keep_last]:
             with suppress(OSError):  # then the next save tries again
-                file.unlink()
-        self._passing = path if passing else None
+                old.unlink()
 
     def flush(self) -> None:
         """Wait until what was saved is on the disk; raises the error of its writing, once."""
-        self._wait()
+        self.saved()
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()
 
-    def _wait(self) -> None:
-        if self._saving is not None:
-            wait([self._saving])
-
     def saved(self) -> list[Path]:
         """The last ones, oldest first; waits for the one that is being written."""
-        self._wait()
+        if self._saving is not None:
+            wait([self._saving])
         return _numbered(self.folder)
-
-    def latest(self) -> int:
-        """Optimizer steps of the newest one; 0 without any."""
-        return max(map(steps_of, self.saved()), default=0)
 
     def best(self) -> Path | None:
         """The best one, or else the last one; waits for the one that is being written."""
-        saved, best = self.saved(), self.folder / BEST
-        return best if best.exists() else next(reversed(saved), None)
+        return next(iter([*self.folder.glob(BEST), *reversed(self.saved())]), None)
 
-    def set_aside_after(self, step: int) -> list[Path]:
-        """Rename those of a later step, so that no run resumes from them; returns the new names.
-
-        For a run that resumes from `step`: later ones are damaged or of an abandoned branch. So
-        none of them stays the best.
-        """
-        later = [path for path in self.saved() if steps_of(path) > step]
+    def set_aside(self, damaged: Iterable[Path]) -> None:
+        """Rename those that cannot be read, which would count among the last ones."""
         best = self.folder / BEST
-        if best.exists() and any(best.samefile(path) for path in later):
-            best.unlink()
-        return [path.replace(path.with_name(f"set-aside-{path.name}")) for path in later]
+        for path in damaged:
+            if best.exists() and best.samefile(path):
+                best.unlink()
+            path.replace(path.with_name(f"damaged-{path.name}"))
 
 
 def find(path: Path) -> Path:
@@ -336,22 +303,17 @@ def find(path: Path) -> Path:
     return best
 
 
-@dataclass(frozen=True)
-class Newest:
-    """The newest checkpoint that could be loaded.
-
-    Attributes:
-        skipped: newer ones that cannot be used, the newest first, and what is wrong with each.
-    """
+class Newest(NamedTuple):
+    """The newest checkpoint that could be loaded; `skipped`: newer ones, and what is wrong."""
 
     path: Path
     state: State
-    skipped: list[tuple[Path, str]] = field(default_factory=list)
+    skipped: Sequence[tuple[Path, str]] = ()
 
 
 def has_checkpoint(path: Path) -> bool:
     """Whether a run's folder, or the folder of its checkpoints, has any, usable or not."""
-    return any(_newest_first(path))
+    return Checkpoints(_folder_of(path)).best() is not None
 
 
 def find_newest(path: Path) -> Newest:
@@ -360,26 +322,17 @@ def find_newest(path: Path) -> Newest:
     Raises:
         CheckpointError: there is none, or none can be used; with what is wrong with each.
     """
-    skipped: list[tuple[Path, str]] = []
-    for file in _newest_first(path):
+    folder, skipped = _folder_of(path), list[tuple[Path, str]]()
+    # The best one comes last: it is one of the others, or older than they are.
+    for file in [*reversed(_numbered(folder)), *folder.glob(BEST)]:
         try:
             return Newest(file, load(file), skipped)
         except CheckpointError as error:
             skipped.append((file, str(error).removeprefix(f"{file}: ")))
     if not skipped:
         raise NoCheckpointError(f"{path}: {_NONE}")
-    reasons = "".join(f"\n  {file.name}: {reason}" for file, reason in skipped)
-    raise CheckpointError(f"{path}: none of its checkpoints can be used:{reasons}")
-
-
-def _newest_first(path: Path) -> Iterator[Path]:
-    """All checkpoints, each once. The best is last: if it is not among the others, it is older."""
-    folder = _folder_of(path)
-    numbered = _numbered(folder)
-    yield from reversed(numbered)
-    best = folder / BEST
-    if best.exists() and not any(best.samefile(file) for file in numbered if file.exists()):
-        yield best
+    reasons = "; ".join(f"{file.name}: {reason}" for file, reason in skipped)
+    raise CheckpointError(f"{path}: none of its checkpoints can be used: {reasons}")
 
 
 def _folder_of(path: Path) -> Path:
@@ -390,25 +343,5 @@ def _folder_of(path: Path) -> Path:
 
 def _numbered(folder: Path) -> list[Path]:
     """The checkpoints of a folder that have a step in their names, by step."""
-    named = (path for path in folder.glob("step-*") if _NAME.fullmatch(path.name))
-    return sorted(named, key=steps_of)
-
-
-def steps_of(path: Path) -> int:
-    """The optimizer steps in a checkpoint's name; 0 if it has none."""
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else 0
-
-
-def _link(path: Path, best: Path) -> None:
-    """Make `path` the best one, atomically, by a hard link, which outlives the first name, or a
-    copy on a file system without hard links.
-    """
-    hidden = beside(best)
-    with writing(best, CheckpointError):
-        try:
-            os.link(path, hidden)
-        except OSError:
-            shutil.copyfile(path, hidden)
-        hidden.replace(best)
-        sync_folder(best.parent)
+    named = (path for path in folder.glob("step-*") if _NUMBERED.fullmatch(path.name))
+    return sorted(named, key=lambda path: (len(path.name), path.name))  # of 8 digits or more

@@ -9,8 +9,6 @@ come through. Nothing that a checkpoint, a metric or the manifest needs may be m
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,8 +32,6 @@ def only_shown(what: str) -> Iterator[list[str]]:
     except Preempted:
         raise
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
-            return
         failed.append(reason(error))
         if launched_rank()[0] == 0:  # the others have the same to say
             say(f"WARNING: {what} is missing: {failed[0]}. The run is not affected")
@@ -46,13 +42,3 @@ def reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     kind = [] if isinstance(error, PenstockError) and lines else [type(error).__name__]
     return one_line(": ".join([*kind, *lines[:1]]))[:_LONGEST].rstrip(".")
-
-
-def _nobody_reads() -> bool:
-    """Whether the reader of stdout has gone, as `head` does; then nothing more is written there."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False

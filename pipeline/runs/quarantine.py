@@ -13,13 +13,13 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from copy import copy
-from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from penstock.errors import ConfigError, Problem
 from penstock.files.disk import append, writing
@@ -30,15 +30,12 @@ from penstock.order.plan import Plan, StreamPlan
 NAME = "quarantine.csv"
 KEY = "bad_samples.quarantine"
 
-_NAMED = 5  # samples reported by name
 
-
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A line of a quarantine.csv; `dataset` is a fingerprint."""
 
     split: str
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple has a method of that name
     path: str
     epoch: int
     step: int
@@ -52,51 +49,34 @@ class Entry:
         return ("", normal(self.path)) if self.path else (self.split, self.index)
 
 
-COLUMNS = tuple(column.name for column in fields(Entry))
-
-
 def read(path: str | Path) -> list[Entry]:
     """The lines of a quarantine.csv, without a last one that a crash cut off.
 
     Raises:
         ConfigError: there is no such file, or it is something else.
     """
-    found: list[Entry] = []
+    lines = csv.reader(())
     try:
         content = Path(path).read_bytes()
+        text = content[: content.rfind(b"\n") + 1].decode(errors="replace")
+        lines = csv.reader(io.StringIO(text, newline=""))
+        if (header := tuple(next(lines, Entry._fields))) != Entry._fields:
+            raise ValueError(f"its columns are {header}, and those of a run {Entry._fields}")
+        return [
+            Entry(split, int(index), file, int(epoch), int(step), int(position), cause, dataset)
+            for split, index, file, epoch, step, position, cause, dataset in lines
+        ]
     except OSError as error:
         reason = f"{str(path)!r} cannot be read: {error.strerror or error}"
-        raise ConfigError(Problem(KEY, reason)) from error
-    text = content[: whole(content)].decode(errors="replace")
-    lines = csv.reader(io.StringIO(text, newline=""))
-    try:
-        header = next(lines, COLUMNS)
-        if tuple(header) != COLUMNS:
-            has, expected = ", ".join(header)[:300], ", ".join(COLUMNS)
-            reason = f"is not the {NAME} of a run: its columns are {has}; expected {expected}"
-            raise ConfigError(Problem(KEY, f"{str(path)!r} {reason}"))
-        for split, index, file, epoch, step, position, cause, dataset in lines:
-            address = int(epoch), int(step), int(position)
-            found.append(Entry(split, int(index), file, *address, cause, dataset))
     except (ValueError, csv.Error) as error:
         reason = f"{str(path)!r}, line {lines.line_num}: {error}"
-        raise ConfigError(Problem(KEY, reason)) from error
-    return found
-
-
-def whole(content: bytes) -> int:
-    """The length of the whole lines of a file; a crash may have cut off the last one."""
-    return content.rfind(b"\n") + 1
+    raise ConfigError(Problem(KEY, reason))
 
 
 def normal(path: str) -> str:
     """The absolute path; an address stays as it is."""
-    return written(path if "://" in path else os.path.abspath(path))  # noqa: PTH100  (asks no disk)
-
-
-def written(text: str) -> str:
-    """`text` as UTF-8 can encode it: file names may have bytes that are not."""
-    return text.encode(errors="backslashreplace").decode()
+    path = path if "://" in path else os.path.abspath(path)  # noqa: PTH100  (asks no disk)
+    return path.encode(errors="backslashreplace").decode()  # as the file has it
 
 
 def entries(left_out: Iterable[LeftOut], split: str, dataset: str) -> list[Entry]:
@@ -107,18 +87,9 @@ def entries(left_out: Iterable[LeftOut], split: str, dataset: str) -> list[Entry
             that it holds whatever is filtered.
     """
     first: dict[tuple[str, str | int], Entry] = {}
-    for sample in sorted(left_out, key=lambda sample: (sample.epoch, sample.step, sample.position)):
-        row = sample.index if sample.row is None else sample.row
-        entry = Entry(
-            split,
-            row,
-            sample.path,
-            sample.epoch,
-            sample.step,
-            sample.position,
-            sample.cause,
-            dataset,
-        )
+    for one in sorted(left_out, key=lambda one: (one.epoch, one.step, one.position)):
+        row, address = one.index if one.row is None else one.row, (one.epoch, one.step)
+        entry = Entry(split, row, one.path, *address, one.position, one.cause, dataset)
         first.setdefault(entry.sample, entry)
     return list(first.values())
 
@@ -129,9 +100,10 @@ class QuarantineFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._samples: set[tuple[str, str | int]] = set()
-        if os.path.lexists(path):
-            _cut_half_line(path)
-            self._samples |= {entry.sample for entry in read(path)}
+        if path.exists():
+            with writing(path):  # a crash may have cut off the last line
+                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+            self._samples = {entry.sample for entry in read(path)}
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -143,34 +115,38 @@ class QuarantineFile:
             DiskError: they cannot be written.
         """
         new = {entry.sample: entry for entry in some if entry.sample not in self._samples}
-        if not new:
-            return []
-        begun = self.path.exists() and self.path.stat().st_size > 0
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerows([*([] if begun else [COLUMNS]), *map(astuple, new.values())])
-        append(self.path, [written(text.getvalue()).removesuffix("\n")])
-        self._samples |= new.keys()
+        if new:
+            text, begun = io.StringIO(), self.path.exists() and self.path.stat().st_size
+            lines = [*([] if begun else [Entry._fields]), *new.values()]
+            csv.writer(text, lineterminator="\n").writerows(lines)
+            # Names of files may have bytes that are no text.
+            append(self.path, [text.getvalue().encode(errors="backslashreplace").decode()[:-1]])
+            self._samples |= new.keys()
         return list(new.values())
 
 
-def _cut_half_line(path: Path) -> None:
-    """Remove a last line that a crash cut off."""
-    with writing(path):
-        os.truncate(path, whole(path.read_bytes()))
-
-
-def known_rows(path: str | Path, dataset: object, split: str, fingerprint: str) -> dict[int, str]:
+def known_rows(path: str | Path, dataset: Any, split: str, fingerprint: str) -> dict[int, str]:
     """Causes by row, of the rows of `dataset` that the quarantine at `path` names.
 
     Raises:
         ConfigError: the file cannot be read, or is of another dataset than that of `fingerprint`.
     """
-    listed = read(path)
-    by_path = _by_path([entry for entry in listed if entry.path], dataset)
+    listed, paths = read(path), list[str]()
+    of_files = [entry for entry in listed if entry.path]
+    if of_files and "path" in getattr(getattr(dataset, "metadata", None), "columns", ()):
+        paths = list(map(normal, map(str, dataset.metadata["path"])))
+    elif of_files and callable(getattr(dataset, "path", None)):
+        paths = [normal(path_of(dataset, row)) for row in range(len(dataset))]
+    rows = pd.Series(paths, dtype=object).groupby(paths).indices
+    causes: dict[int, str] = {}
+    for entry in of_files:
+        found: Any = rows.get(normal(entry.path), np.array([]))
+        # Of several samples in one file, such as a table, the index says which.
+        chosen = [entry.index] if entry.index in found else found.tolist()
+        causes |= dict.fromkeys(chosen, entry.cause)
     own = [entry for entry in listed if entry.split == split]
     others = [entry for entry in own if entry.dataset != fingerprint]
-    if any(not entry.path for entry in others) or (others and not by_path):
+    if others and not (causes and all(entry.path for entry in others)):
         raise ConfigError(
             Problem(
                 KEY,
@@ -180,43 +156,7 @@ def known_rows(path: str | Path, dataset: object, split: str, fingerprint: str) 
                 f"{NAME} of a run on this dataset (and of the same data.fingerprint)",
             )
         )
-    return by_path | {entry.index: entry.cause for entry in own if not entry.path}
-
-
-def _by_path(some: Sequence[Entry], dataset: Any) -> dict[int, str]:
-    if not some:
-        return {}
-    table: Any = getattr(dataset, "metadata", None)
-    paths: Iterable[str] = ()
-    if hasattr(table, "columns") and "path" in table.columns:
-        paths = map(str, table["path"])
-    elif callable(getattr(dataset, "path", None)):
-        paths = (path_of(dataset, row) for row in range(len(dataset)))
-    causes = {normal(entry.path): entry for entry in some}
-    rows_of: dict[str, list[int]] = {}
-    for row, path in enumerate(map(normal, paths)):
-        if path in causes:
-            rows_of.setdefault(path, []).append(row)
-    cause_of: dict[int, str] = {}
-    for path, rows in rows_of.items():
-        entry = causes[path]
-        # Of several samples in one file, such as a table, the index says which.
-        chosen = [entry.index] if len(rows) > 1 and entry.index in rows else rows
-        cause_of |= dict.fromkeys(chosen, entry.cause)
-    return cause_of
-
-
-def notes(new: Sequence[Entry], before: int) -> Iterator[str]:
-    """Messages about new samples in a quarantine that had `before`: the first ones by name."""
-    for number, entry in enumerate(new, before + 1):
-        if number <= _NAMED:
-            path = f" {entry.path}" if entry.path and entry.path not in entry.cause else ""
-            yield (
-                f"left out: sample {entry.index} of the {entry.split} split (epoch {entry.epoch}, "
-                f"step {entry.step}, position {entry.position}){path}: {entry.cause}"
-            )
-        elif number == _NAMED + 1:
-            yield f"left out: more than {_NAMED} samples; all are listed in {NAME}"
+    return causes | {entry.index: entry.cause for entry in own if not entry.path}
 
 
 def policy(

@@ -28,8 +28,8 @@ from penstock.loading.loader import Loader
 from penstock.loading.stream import StreamFetch
 from penstock.order.plan import Plan, StreamOrder, StreamPlan, length_of
 from penstock.order.samplers import Sequential
+from penstock.runs.folder import RunFolder
 from penstock.runs.quarantine import NAME, Entry, QuarantineFile, entries
-from penstock.runs.run_folder import RunFolder
 from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, progress, put
 

@@ -32,10 +32,10 @@ from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading.loader import Loader
 from penstock.order.address import Skipped
 from penstock.order.plan import Plan, StreamPlan
-from penstock.runs import checkpoint, resumption
+from penstock.runs import checkpoint, resume
+from penstock.runs.folder import RunFolder, Status
 from penstock.runs.identity import code_of
 from penstock.runs.only_shown import only_shown, reason
-from penstock.runs.run_folder import RunFolder, Status
 from penstock.tasks import opening, summary
 from penstock.tasks.observers import Display, recording
 from penstock.tasks.validate import baselines, load_weights, monitored, try_one_batch
@@ -58,7 +58,7 @@ def run(config: Config) -> float | None:
 
         data.recorded = learned_of(old).get("classes", [])
     if parts.world.size == 1:
-        resumption.source(config)  # a wrong path is told of before data is read
+        resume.source(config)  # a wrong path is told of before data is read
     spare_cores(parts.world)
     with (
         join(parts.world, asked.backend, asked.timeout, asked.strategy != "none") as group,
@@ -100,9 +100,9 @@ class Fit:
         auto = config.resume == "auto" and not checkpoint.has_checkpoint(Path(config.run_dir))
         self.model = prepare(parts.trained(config.resume is None or auto), self.parallel, group)
         moves = scheduler_moves(self.options, train.plan) if config.scheduler else 0
-        own = resumption.fingerprint(config, train.fingerprint, moves)
+        own = resume.fingerprint(config, train.fingerprint, moves)
         self.opened = opened = opening.find(config, group, own)
-        moves = next(iter(resumption.spans(opened.fingerprint)[-1:]), moves)
+        moves = opened.fingerprint.get(resume.SCHEDULES, [moves])[-1]
         self.optimizer = parts.optimizer(self.model, moves)
         self.scheduler = parts.scheduler(self.optimizer, moves)
         if opened.renewed is not None and opened.state is not None and self.scheduler is not None:
@@ -263,11 +263,8 @@ class Fit:
                 bar.close()
             if why:
                 folder.manifest["sessions"][-1]["reason"] = why
-            unchanged = status != "done" and folder.was_done and not opened.came_further()
-            if unchanged and opened.state is not None:
-                folder.rewind(*opened.start, opened.updates)
-            folder.finish(status, unchanged, release=False)
             try:
+                folder.finish(status, release=False)
                 for observer in () if refused else self.observers:
                     observer.on_end(status)
                 for observer in self.observers:

@@ -24,9 +24,9 @@ from penstock.loading.batch import Batch
 from penstock.loading.facts import unfiltered_fingerprint
 from penstock.loading.loader import Loader
 from penstock.order.address import Address, Skipped
+from penstock.runs.folder import RunFolder
 from penstock.runs.quarantine import NAME as QUARANTINE
-from penstock.runs.quarantine import QuarantineFile, entries, notes
-from penstock.runs.run_folder import RunFolder
+from penstock.runs.quarantine import QuarantineFile, entries
 from penstock.terminal import progress, say
 from penstock.training.epoch_metrics import Step
 from penstock.training.observer import Observer, Record
@@ -34,6 +34,7 @@ from penstock.training.observer import Observer, Record
 if TYPE_CHECKING:
     from penstock.tasks.fit import Fit
 
+_NAMED = 5  # samples left out; quarantine.csv lists all
 _LOSS_SECONDS = 0.5  # between two looks at the loss, each of which waits for the device
 
 _log = logging.getLogger(__name__)
@@ -119,8 +120,12 @@ class Quarantine(Observer):
         if left_out:
             before = len(self.file)
             new = self.file.add(entries(left_out, split, self.datasets[split]))
-            for note in notes(new, before):
-                _log.warning(note)
+            for one in new[: max(_NAMED - before, 0)]:
+                path = f" {one.path}" if one.path and one.path not in one.cause else ""
+                _log.warning(
+                    f"left out: sample {one.index} of the {split} split (epoch {one.epoch}, step "
+                    f"{one.step}, position {one.position}){path}: {one.cause}"
+                )
 
 
 class Ledger(Observer):

@@ -22,12 +22,10 @@ from penstock.distributed.group import Group
 from penstock.distributed.world import restarts
 from penstock.errors import ConfigError
 from penstock.order.address import Address, Skipped
-from penstock.runs import checkpoint, resumption
+from penstock.runs import checkpoint, resume
 from penstock.runs.checkpoint import Newest
-from penstock.runs.identity import changes
-from penstock.runs.manifest import has_manifest, read_manifest
-from penstock.runs.resumption import Source
-from penstock.runs.run_folder import RunFolder, last_code
+from penstock.runs.folder import UNPROVEN, RunFolder, has_manifest, read_manifest, same_data
+from penstock.runs.resume import Source
 from penstock.terminal import say
 from penstock.training.runner import Session
 
@@ -60,12 +58,8 @@ class Opened(Session):
         """Optimizer steps taken so far."""
         return int(self.state["updates"]) if self.state is not None else 0
 
-    def came_further(self) -> bool:
-        """Whether this session saved a checkpoint of a later step than the one it began with."""
-        return self.checkpoints is not None and self.checkpoints.latest() > self.updates
 
-
-def find(config: Config, group: Group, own: Mapping[str, str]) -> Opened:
+def find(config: Config, group: Group, own: Mapping[str, Any]) -> Opened:
     """The state to resume from; all ranks make this call.
 
     Args:
@@ -79,7 +73,7 @@ def find(config: Config, group: Group, own: Mapping[str, str]) -> Opened:
     opened = Opened(fingerprint=own, restarted=any(group.gather(restarts() > 0)))
     if group.is_first:
         again = Source(Path(config.run_dir), required=False) if opened.restarted else None
-        source = resumption.source(config) or again
+        source = resume.source(config) or again
         if source is not None:
             opened.newest = _newest(source)
             if source.folder is not None and has_manifest(source.folder):
@@ -89,11 +83,11 @@ def find(config: Config, group: Group, own: Mapping[str, str]) -> Opened:
         return opened
     opened.state = opened.newest.state if opened.newest else checkpoint.load(path)
     saved, scheduler = opened.state["fingerprint"], config.scheduler
-    if problems := resumption.differences(saved, own, opened.start, config.resume_despite):
+    if problems := resume.differences(saved, own, opened.start, config.resume_despite):
         raise ConfigError(problems)
     epochs = len(opened.state["progress"]["result"]["history"])
     moves = epochs if config.schedule.interval == "epoch" else opened.updates
-    opened.fingerprint, opened.renewed = resumption.with_schedules(saved, own, moves, scheduler)
+    opened.fingerprint, opened.renewed = resume.with_schedules(saved, own, moves, scheduler)
     return opened
 
 
@@ -116,62 +110,68 @@ def claim(config: Config, group: Group, opened: Opened, facts: Mapping[str, Any]
     """
     if group.is_first:
         opened.folder = _folder(config, group.world.size, opened, facts)
-        if opened.newest is not None:
-            _say_start(opened.folder, opened, opened.newest)
     path = group.gather(opened.folder.path if opened.folder else Path())[0]  # of the first rank
     if config.trainer.checkpoint is not None:
         opened.checkpoints = options(config, "trainer.checkpoint", path / "checkpoints", group)
-        if group.is_first and opened.state is not None:
-            opened.checkpoints.set_aside_after(opened.updates)
+        if opened.old is not None and opened.newest is not None:
+            opened.checkpoints.set_aside(path for path, _ in opened.newest.skipped)
 
 
 def _folder(config: Config, size: int, opened: Opened, facts: Mapping[str, Any]) -> RunFolder:
-    words, at = list(overrides()), list(opened.start)
-    begins: dict[str, Any] = {}
-    if opened.newest is not None:
-        begins = {"at": at, "resumed": str(opened.newest.path)}
-        before = last_code(resumption.run_of(opened.newest.path) or Path())
-        for part, module, then, now in changes(before, facts["code"]):
-            say(
-                f"{part}: the code of {module} has changed since the run was last started "
-                f"({then} then, {now} now); samples may differ"
-            )
+    words, newest, begins = list(overrides()), opened.newest, dict[str, Any]()
+    if newest is not None:
+        begins = {"at": list(opened.start), "resumed": str(newest.path)}
+        _say_changes(newest.path, facts["code"])
+    repeated = 0
     if opened.old is None:
         known = {**facts, "overrides": words, "fingerprint": opened.fingerprint}
         folder = RunFolder.claim(Path(config.run_dir), config.model_dump(), world=size, **known)
         folder.note(**begins)
     else:
-        changing = (*LENGTH, resumption.SKIP)
+        changing = (*LENGTH, resume.SKIP)
         folder = RunFolder.reopen(
             opened.old,
-            world=size,
-            longer=[word for word in words if resumption.key_of(word) in changing],
-            trainer=config.trainer.model_dump(include={"max_epochs", "max_steps", "skip"}),
+            config.trainer.model_dump(include={"max_epochs", "max_steps", "skip"}),
+            [word for word in words if resume.key_of(word) in changing],
+            size,
             overrides=words,
             code=facts["code"],
-            **{"at": at, **begins},
+            **{"at": list(opened.start), **begins},
         )
-        folder.had_other_data(facts["data"])
-        if repeated := folder.rewind(*opened.start, opened.updates):
-            folder.note(repeated=repeated)
+        before = folder.manifest.get("data", {})
+        if same_data(before, facts["data"]) is False:
+            # Of two kinds of data, no fingerprint stands for all.
+            before["train"] = f"{before.get('train')}, then {facts['data']['train']}"
+            before["identity"] = {**before.get("identity", {}), "train": UNPROVEN}
+        repeated = folder.rewind(*opened.start, opened.updates)
+        folder.note(repeated=repeated)
     if skipped := Skipped.of(config.trainer.skip):
         folder.note(skipped=skipped.ranges)
+    if newest is not None:
+        for path, reason in newest.skipped:
+            say(f"cannot use {path}: {reason}; {repeated} batches are taken again")
+        epoch, step = opened.start
+        say(f"resuming {folder.path} at epoch {epoch}, step {step} ({newest.path.name})")
+        if opened.renewed is not None:
+            planned = sum(newest.state["fingerprint"].get(resume.SCHEDULES, [0]))
+            moves = f"{opened.renewed} moves of the learning rate that are left"
+            say(f"schedule: a new one for the {moves}; the run's was made for {planned}")
     return folder
 
 
-def _say_start(folder: RunFolder, opened: Opened, newest: Newest) -> None:
-    """Say where the run resumes, and the cost of damaged checkpoints."""
-    for path, reason in newest.skipped:
-        say(f"cannot use {path}: {reason}")
-    if newest.skipped:
-        steps = max((checkpoint.steps_of(path) or 0) for path, _ in newest.skipped)
-        say(
-            f"resuming from an older one, after {opened.updates} steps; the "
-            f"{steps - opened.updates} steps since then are repeated"
-        )
-    epoch, step = opened.start
-    say(f"resuming {folder.path} at epoch {epoch}, step {step} ({newest.path.name})")
-    if opened.renewed is not None:
-        planned = sum(resumption.spans(newest.state["fingerprint"]))
-        moves = f"{opened.renewed} moves of the learning rate that are left"
-        say(f"schedule: a new one for the {moves}; the run's was made for {planned}")
+def _say_changes(path: Path, now: Mapping[str, Mapping[str, str]]) -> None:
+    """Name the code that makes samples and has changed since the run of a checkpoint last began."""
+    if (folder := resume.run_of(path)) is None:
+        return
+    manifest = read_manifest(folder)
+    starts = [manifest, *manifest.get("sessions", [])]
+    then: dict[str, Any] = next((one["code"] for one in reversed(starts) if one.get("code")), {})
+    changed = {
+        module: f"{part}: the code of {module} has changed since the run was last started "
+        f"({then[part][module]} then, {digest} now); samples may differ"
+        for part, modules in now.items()
+        for module, digest in modules.items()
+        if then.get(part, {}).get(module, digest) != digest
+    }
+    for text in changed.values():  # once for a module of several parts
+        say(text)

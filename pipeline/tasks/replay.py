@@ -23,8 +23,8 @@ from penstock.loading.fields import NAMELESS, Fields
 from penstock.order.address import Address
 from penstock.order.plan import End
 from penstock.order.seeding import scope
+from penstock.runs.folder import RunFolder
 from penstock.runs.only_shown import only_shown
-from penstock.runs.run_folder import RunFolder
 from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, put, say
 

@@ -31,7 +31,7 @@ from penstock.order.samplers import Subset
 from penstock.order.seeding import scope
 from penstock.runs import checkpoint
 from penstock.runs.only_shown import only_shown
-from penstock.runs.resumption import run_of
+from penstock.runs.resume import run_of
 from penstock.tasks.observers import Display
 from penstock.tasks.summary import print_table
 from penstock.terminal import one_line, put, watched

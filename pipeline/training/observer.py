@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from penstock.loading.batch import Batch
+from penstock.runs.folder import Status
 from penstock.runs.only_shown import only_shown
-from penstock.runs.run_folder import Status
 from penstock.training.epoch_metrics import Step
 
 Record = dict[str, float]

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.distributed import stop
 from penstock.distributed.parallel import same_buffers
@@ -73,7 +74,7 @@ class Session:
 
     checkpoints: Checkpoints | None = None
     state: State | None = None
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
 
 
 def fit(
@@ -268,7 +269,7 @@ class _Fit(Observer):
         if ends:
             self._stop()
         if due and not self.train_step.pending:
-            self._save(passing=True)
+            self._save()
 
     def _val_turn(self, broken_off: bool) -> None:
         if self.group.agree(broken_off or self.asked() is not None, False)[0]:
@@ -283,11 +284,11 @@ class _Fit(Observer):
             self.session.checkpoints.flush()
         raise Preempted(f"stopped before epoch {epoch}, step {step}")
 
-    def _save(self, improved: bool = False, passing: bool = False) -> None:
+    def _save(self, improved: bool = False) -> None:
         self.saved_at = time.monotonic()
         if self.session.checkpoints is not None:
             steps = self.train_step.updates
-            self.session.checkpoints.save(self._settled(), steps, improved, passing)
+            self.session.checkpoints.save(self._settled(), steps, improved)
 
     def _settled(self) -> State:
         """Everything to resume from; observers know all steps in it."""

@@ -7,7 +7,7 @@ import penstock
 from penstock.config.identity import effect_of, effects, leaves
 from penstock.config.schema import Effect
 from penstock.order.address import Address
-from penstock.runs.resumption import differences, fingerprint, is_harmless
+from penstock.runs.resume import differences, fingerprint, is_harmless
 from tests.config.test_conf import FILES
 
 NOTHING, ROUNDING, RESULTS, VALIDATION, WEIGHTS, TRAINING, BATCHES, DATA = Effect

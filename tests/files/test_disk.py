@@ -73,13 +73,13 @@ def public():
 
 
 def test_a_folder_without_permission_is_named(public):
-    checkpoint.save(public / "step-00000001.safetensors", {"updates": 1})
+    checkpoint.write(public / "step-00000001.safetensors", *checkpoint.encode({"updates": 1}))
     public.chmod(0o555)
     writer("no_permission", public)
 
 
 def test_a_file_without_permission_is_named(public):
-    checkpoint.save(public / "step-00000001.safetensors", {"updates": 1})
+    checkpoint.write(public / "step-00000001.safetensors", *checkpoint.encode({"updates": 1}))
     (public / "step-00000001.safetensors").chmod(0o000)
     writer("unreadable", public)
 

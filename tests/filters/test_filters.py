@@ -17,7 +17,7 @@ from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
 from penstock.loading.batch import batch_hash
 from penstock.order.samplers import Order
-from penstock.runs.manifest import read_manifest
+from penstock.runs.folder import read_manifest
 from tests.own_parts import Stream
 
 ROWS = 120

@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from penstock import Run
 from penstock.addons.predicting import write
 from penstock.errors import ConfigError
-from penstock.runs.run_folder import take
+from penstock.runs.folder import take
 from tests import program
 
 QUICK = ["trainer=quick", "trainer.pictures=false", "loader.num_workers=0", "batch.size=4"]

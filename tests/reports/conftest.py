@@ -9,7 +9,7 @@ import time
 import pytest
 
 from penstock import command
-from penstock.runs.record import RunRecord
+from penstock.runs.run import Run
 from tests import warm
 from tests.program import ROOT
 
@@ -56,7 +56,7 @@ def preempted(tmp_path_factory, faces_root):
         start_new_session=True,
     )
     until = time.monotonic() + 100
-    while not (folder / "metrics.jsonl").exists() or len(RunRecord.read(folder).epochs) < 2:
+    while not (folder / "metrics.jsonl").exists() or len(Run(folder).metrics) < 2:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
         time.sleep(0.02)

@@ -8,18 +8,18 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import astuple
 from html.parser import HTMLParser
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
 from penstock.addons.reports import report, sections, verdict
 from penstock.addons.reports.charts import MOST_POINTS, Curve, Mark, chart
 from penstock.addons.reports.values import numeral
-from penstock.runs.quarantine import COLUMNS, Entry
-from penstock.runs.record import Ledger, RunRecord
+from penstock.runs.quarantine import Entry
+from penstock.runs.run import Run
 from tests.program import ROOT, run
 from tests.reports.conftest import SMALL
 
@@ -54,7 +54,7 @@ class Read(HTMLParser):
 
 
 def text_of(folder):
-    return " ".join(Read(report.make(RunRecord.read(folder))).text)
+    return " ".join(Read(report.make(Run(folder))).text)
 
 
 def copied(folder, to, **changes):
@@ -90,12 +90,12 @@ def test_a_report_that_fails_costs_a_warning(faces, tmp_path, capsys, reports):
     more = run(capsys, *faces, *SMALL[3:], "resume=run", "trainer.max_epochs=2")
     assert more.code == 0
     assert "WARNING: the report is missing: run/report.html" in more.err
-    assert RunRecord.read(tmp_path / "run").state == "done"
+    assert Run(tmp_path / "run").state == "done"
 
 
 def test_a_section_that_cannot_be_made_says_so_in_its_place(runs, tmp_path, capsys):
     folder = copied(runs / "done", tmp_path / "run", packages=3)
-    html = report.make(RunRecord.read(folder))
+    html = report.make(Run(folder))
     assert "WARNING: the report lacks a section (Environment): " in capsys.readouterr().err
     assert "This section could not be made: " in html
     assert "Curves" in html
@@ -152,7 +152,10 @@ def made_up(folder, values, mode="min", **manifest):
         "sessions": [{"world": 1}],
         **manifest,
     }
-    return RunRecord(folder, {"loader": loader, "optimizer": {"lr": 0.005}}, facts)
+    config = {"loader": loader, "optimizer": {"lr": 0.005}}
+    (folder / "config.yaml").write_text(json.dumps(config))
+    (folder / "manifest.json").write_text(json.dumps(facts))
+    return Run(folder)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +248,7 @@ def test_what_to_type_next(values, mode, said, tmp_path):
 
 
 def test_a_run_that_failed_names_its_batch(runs):
-    failed = RunRecord.read(runs / "failed")
+    failed = Run(runs / "failed")
     assert verdict.sentence(failed).startswith("It failed: the loss is nan at epoch 0, step 1.")
     lead = verdict.lead(failed)
     assert "task=replay epoch=0 step=1" in lead
@@ -256,10 +259,10 @@ def test_curves_tell_where_a_run_was_resumed_and_what_it_had(runs):
     text = text_of(runs / "resumed")
     assert "resumed at epoch 1, step 0" in text
     (loss,) = re.findall(r'<figcaption>Loss.*?"application/json">(.*?)</script>', report.make(
-        RunRecord.read(runs / "resumed")), re.DOTALL)  # fmt: skip
+        Run(runs / "resumed")), re.DOTALL)  # fmt: skip
     points = json.loads(loss)["points"]
     assert points[0][1] == "epoch 0, step 0"
-    ledger = RunRecord.read(runs / "resumed").ledger
+    ledger = Run(runs / "resumed").ledger
     assert points[7][2][0][2] == numeral(ledger.loss[7])
 
 
@@ -293,7 +296,8 @@ def test_numbers_as_people_write_them(value, text):
 
 def ledger_of(losses):
     steps = np.arange(len(losses))
-    return Ledger(steps // 100, steps % 100, steps * 0 + 8, steps.astype(np.uint64), losses)
+    columns = {"epoch": steps // 100, "step": steps % 100, "samples": 8, "loss": losses}
+    return pd.DataFrame(columns)
 
 
 def test_spikes_stand_out_from_the_noise_of_the_steps_around():
@@ -332,7 +336,7 @@ def test_starts_tell_what_is_repeated(runs, tmp_path, capsys):
     assert "Its process was killed" in text_of(folder)
     done = run(capsys, f"resume={folder}", "trainer.max_epochs=4")
     assert done.code == 0, done.err
-    assert ">2</td>" in report.make(RunRecord.read(folder))
+    assert ">2</td>" in report.make(Run(folder))
 
 
 def test_deaths_and_left_out_samples_are_shown(runs, tmp_path):
@@ -347,11 +351,11 @@ def test_deaths_and_left_out_samples_are_shown(runs, tmp_path):
         Entry("val", 7, "c.jpg", 0, 0, 1, "cut off", "d"),
     ]
     with (folder / "quarantine.csv").open("w") as file:
-        csv.writer(file).writerows([COLUMNS, *map(astuple, bad)])
+        csv.writer(file).writerows([Entry._fields, *bad])
     text = text_of(folder)
     assert "epoch 0, step 2, epoch 2, step 4" in text
     assert "Left out, as they could not be read: 3 samples" in text
-    html = report.make(RunRecord.read(folder))
+    html = report.make(Run(folder))
     row = html[html.index("Workers that died and") :].split("<tr>")[2]
     assert re.findall(r">(\d+)</t[hd]>", row)[:2] == ["1", "3"]
 
@@ -391,7 +395,7 @@ def test_whatever_a_folder_says_comes_out_as_text(runs, tmp_path):
     folder = tmp_path / 'it\'s "quoted" <b>'
     shutil.copytree(runs / "resumed", folder)
     hostile(folder)
-    html = report.save(RunRecord.read(folder)).read_text()
+    html = report.save(Run(folder)).read_text()
     page = Read(html)
     (script,) = [text for kind, text in page.scripts if kind is None]
     assert "alert" not in script
@@ -409,7 +413,7 @@ def test_whatever_a_folder_says_comes_out_as_text(runs, tmp_path):
 
 
 def test_the_policy_lets_our_script_run_and_nothing_else(runs):
-    page = Read(report.make(RunRecord.read(runs / "failed")))
+    page = Read(report.make(Run(runs / "failed")))
     (policy,) = [value for *_, value in page.attributes if str(value).startswith("default-src")]
     (script,) = [text for kind, text in page.scripts if kind is None]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -31,7 +31,7 @@ def trained(tmp_path_factory, faces_root):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder.parent)
         assert command.main([*words, *SMALL, "trainer.max_steps=6", f"run_dir={folder}"]) == 0
-    names = ("manifest.json", "config.yaml", "metrics.jsonl", "holder.json")
+    names = ("manifest.json", "config.yaml", "metrics.jsonl", "holder.txt")
     return {name: (folder / name).read_bytes() for name in names}
 
 
@@ -130,7 +130,6 @@ def test_damaged_ones_are_listed_as_such(write, capsys):
     damage = [
         ("manifest.json", b"{", "manifest.json"),
         ("manifest.json", b"", "manifest.json"),
-        ("manifest.json", b'{"sessions": 3}', "sessions"),
         ("metrics.jsonl", b'{"event": "epoch", x}\n', "metrics.jsonl"),
         ("config.yaml", b"[", "config.yaml"),
     ]

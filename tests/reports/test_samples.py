@@ -17,7 +17,7 @@ from penstock.addons.reports.values import replay
 from penstock.build.data import DataParts
 from penstock.build.training import TrainingParts
 from penstock.distributed.world import World
-from penstock.runs.record import RunRecord
+from penstock.runs.run import Run
 from penstock.tasks.validate import load_weights
 from penstock.training.rendered import Rendered
 from tests.broken_images import cut, write_images
@@ -50,7 +50,7 @@ def test_the_line_beside_a_batch_makes_those_very_pictures_again(faces, reports,
     assert run(capsys, *faces, *QUICK, "sampler=weighted", f"run_dir={tmp_path / 'run'}").code == 0
     batch = read(tmp_path / "run")["batches"][1]
     assert (batch["epoch"], batch["step"], batch["rows"], batch["kind"]) == (0, 1, 8, "pictures")
-    words = shlex.split(replay(RunRecord.read(tmp_path / "run"), 0, 1))
+    words = shlex.split(replay(Run(tmp_path / "run"), 0, 1))
     replayed = run(capsys, *words[words.index("run.py") + 1 :], f"run_dir={tmp_path / 'again'}")
     rows = [int(line.split()[1]) for line in replayed.out.splitlines()[1:9]]
     assert rows == [sample["row"] for sample in batch["samples"]]
@@ -130,7 +130,7 @@ def test_classes_and_samples_that_were_left_out_are_named(images, reports, tmp_p
     assert run(capsys, *images, *QUICK, *more).code == 0
     page = (tmp_path / "run" / "report.html").read_text()
     assert "as they could not be read: " in page
-    left_out = RunRecord.read(tmp_path / "run").left_out
+    left_out = Run(tmp_path / "run").left_out
     assert left_out
     assert all(row.path in page for row in left_out)
     shown = read(tmp_path / "run")["predictions"]

@@ -133,7 +133,6 @@ def test_texts_of_strangers_stay_texts(sweep):
     ("name", "content"),
     [
         ("manifest.json", "[]"),
-        ("manifest.json", '{"sessions": 3}'),
         ("metrics.jsonl", '{"event": "epoch", "epoch": "x"}\n'),
         ("config.yaml", "["),
     ],

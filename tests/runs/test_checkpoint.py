@@ -60,14 +60,14 @@ def test_plain_values_come_back_exactly(tmp_path: Path) -> None:
         "$tensor": "a trap",
         "nested": {"$float": "inf"},
     }
-    checkpoint.save(tmp_path / "a.safetensors", state)
+    checkpoint.write(tmp_path / "a.safetensors", *checkpoint.encode(state))
     back = checkpoint.load(tmp_path / "a.safetensors")
     assert back == state
     assert repr(back) == repr(state)  # 3.0 is not 3, True not 1, a tuple not a list
 
 
 def test_nan_comes_back(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "a", {"x": math.nan})
+    checkpoint.write(tmp_path / "a", *checkpoint.encode({"x": math.nan}))
     assert math.isnan(checkpoint.load(tmp_path / "a")["x"])
 
 
@@ -96,7 +96,7 @@ def test_tensors_come_back_exactly(tmp_path: Path, dtype: torch.dtype) -> None:
         "part": full[1:3],
         "channels_last": full.view(1, 2, 3, 4).to(memory_format=torch.channels_last),
     }
-    checkpoint.save(tmp_path / "a", state)
+    checkpoint.write(tmp_path / "a", *checkpoint.encode(state))
     back = checkpoint.load(tmp_path / "a")
     for name, tensor in state.items():
         assert back[name].dtype == dtype
@@ -105,21 +105,26 @@ def test_tensors_come_back_exactly(tmp_path: Path, dtype: torch.dtype) -> None:
 
 def test_conjugate_view_is_not_taken_for_its_base(tmp_path: Path) -> None:
     base = torch.tensor([1 + 2j])
-    checkpoint.save(tmp_path / "a", {"base": base, "conj": base.conj()})
+    checkpoint.write(tmp_path / "a", *checkpoint.encode({"base": base, "conj": base.conj()}))
     back = checkpoint.load(tmp_path / "a")
     assert back["base"].item() == 1 + 2j
     assert back["conj"].item() == 1 - 2j
 
 
 def test_paths_that_collide_stay_apart(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "a", {"a/b": torch.tensor(1), "a": {"b": torch.tensor(2)}})
+    checkpoint.write(
+        tmp_path / "a", *checkpoint.encode({"a/b": torch.tensor(1), "a": {"b": torch.tensor(2)}})
+    )
     back = checkpoint.load(tmp_path / "a")
     assert (back["a/b"].item(), back["a"]["b"].item()) == (1, 2)
 
 
 def test_optimizer_and_scheduler_go_on_as_before(tmp_path: Path) -> None:
     first = trained()
-    checkpoint.save(tmp_path / "a", {str(i): part.state_dict() for i, part in enumerate(first)})
+    checkpoint.write(
+        tmp_path / "a",
+        *checkpoint.encode({str(i): part.state_dict() for i, part in enumerate(first)}),
+    )
     second = trained()
     back = checkpoint.load(tmp_path / "a")
     for i, part in enumerate(second):
@@ -139,21 +144,21 @@ def test_optimizer_and_scheduler_go_on_as_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (object(), "model/x is a object, which a checkpoint cannot hold"),
-        ({1.5: 0}, "model/x has the key 1.5"),
-        ({True: 0}, "model/x has the key True"),
-        (torch.eye(2).to_sparse(), "model/x is a tensor of torch.float32 .torch.sparse_coo"),
+        (object(), r"model/x is <object object.*\(object\): no checkpoint can hold it"),
+        ({1.5: 0}, r"model/x is \{1.5: 0\} \(dict\)"),
+        ({True: 0}, r"model/x is \{True: 0\} \(dict\)"),
+        (torch.eye(2).to_sparse(), r"model/x is tensor\(indices"),
     ],
 )
 def test_what_cannot_be_saved_is_named(tmp_path: Path, value: object, message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        checkpoint.save(tmp_path / "a", {"model": {"x": value}})
+        checkpoint.write(tmp_path / "a", *checkpoint.encode({"model": {"x": value}}))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_flipped_bit_of_any_byte_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    checkpoint.save(path, small_state())
+    checkpoint.write(path, *checkpoint.encode(small_state()))
     data = path.read_bytes()
     for place in range(len(data)):
         damaged = bytearray(data)
@@ -165,7 +170,7 @@ def test_a_flipped_bit_of_any_byte_is_noticed(tmp_path: Path) -> None:
 
 def test_flipped_tensor_byte_message(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    checkpoint.save(path, small_state())
+    checkpoint.write(path, *checkpoint.encode(small_state()))
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
     path.write_bytes(damaged)
@@ -175,7 +180,7 @@ def test_flipped_tensor_byte_message(tmp_path: Path) -> None:
 
 def test_truncation_is_noticed_at_every_length(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    checkpoint.save(path, small_state())
+    checkpoint.write(path, *checkpoint.encode(small_state()))
     data = path.read_bytes()
     for length in range(0, len(data), 7):
         path.write_bytes(data[:length])
@@ -194,9 +199,12 @@ def with_format(data: bytes, version: str) -> bytes:
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    checkpoint.save(path, small_state())
+    checkpoint.write(path, *checkpoint.encode(small_state()))
     path.write_bytes(with_format(path.read_bytes(), "9"))
-    with pytest.raises(PenstockError, match=r"format '9' by another version of Penstock"):
+    with pytest.raises(
+        PenstockError,
+        match="of format 9, which a later version of Penstock reads; ",
+    ):
         checkpoint.load(path)
 
 
@@ -211,19 +219,17 @@ def test_pickles_are_refused_unread(tmp_path: Path) -> None:
     torch.save({"x": Bomb()}, tmp_path / "torch.pt")
     (tmp_path / "plain.pkl").write_bytes(pickle.dumps(Bomb()))
     for name in ("torch.pt", "plain.pkl"):
-        with pytest.raises(PenstockError, match=f"{name}: the checkpoint is .*no safetensors file"):
+        with pytest.raises(PenstockError, match=f"{name}: .*no checkpoint of Penstock's"):
             checkpoint.load(tmp_path / name)
     assert not Bomb.exploded
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "weights.safetensors")
-    with pytest.raises(PenstockError, match="not a checkpoint of Penstock's"):
+    with pytest.raises(PenstockError, match="no checkpoint of Penstock's"):
         checkpoint.load(tmp_path / "weights.safetensors")
     with pytest.raises(PenstockError, match="there is no such checkpoint"):
         checkpoint.load(tmp_path / "absent")
-    with pytest.raises(PenstockError, match="Is a directory"):
-        checkpoint.load(tmp_path)
 
 
 def test_best_and_last_are_kept(tmp_path: Path) -> None:
@@ -264,7 +270,7 @@ def test_saved_sorts_by_step_not_by_text(tmp_path: Path) -> None:
 
 def test_mappings_come_back_as_dicts(tmp_path: Path) -> None:
     state = {"counter": collections.Counter({3: 1}), "ordered": collections.OrderedDict(b=1, a=2)}
-    checkpoint.save(tmp_path / "a", state)
+    checkpoint.write(tmp_path / "a", *checkpoint.encode(state))
     back = checkpoint.load(tmp_path / "a")
     assert back == {"counter": {3: 1}, "ordered": {"b": 1, "a": 2}}
     assert list(back["ordered"]) == ["b", "a"]
@@ -275,9 +281,7 @@ def test_pickles_under_other_names_are_refused_unread(tmp_path: Path) -> None:
     folder.mkdir()
     torch.save({"x": Bomb()}, folder / "step-00000002.safetensors")
     (folder / "step-00000003.safetensors").write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(
-        CheckpointError, match=r"none of its checkpoints(.|\n)*damaged(.|\n)*damaged"
-    ):
+    with pytest.raises(CheckpointError, match=r"none of its checkpoints.*damaged.*damaged"):
         checkpoint.find_newest(tmp_path)
     Checkpoints(folder, keep_last=9).save({"x": 1}, 1)
     assert checkpoint.find_newest(tmp_path).state == {"x": 1}
@@ -320,7 +324,7 @@ def test_a_forged_state_that_means_nothing_is_damaged(tmp_path: Path, state: str
 
 def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
     state = {"a": torch.arange(3, dtype=torch.uint8), "b": torch.randn(5, 2), "c": torch.zeros(0)}
-    checkpoint.save(tmp_path / "a", state)
+    checkpoint.write(tmp_path / "a", *checkpoint.encode(state))
     for name, tensor in load_file(tmp_path / "a").items():
         assert torch.equal(tensor, state[name])
 
@@ -397,22 +401,6 @@ def test_old_ones_go_only_when_the_new_one_is_there(tmp_path: Path) -> None:
     assert [path.name for path in kept.saved()] == ["step-00000003.safetensors"]
 
 
-def test_several_in_an_epoch_are_ordered_by_step(tmp_path: Path) -> None:
-    kept = Checkpoints(tmp_path, keep_last=3)
-    for step in (5, 10, 15, 15, 20):
-        kept.save({"step": step}, step)
-    assert [checkpoint.load(path)["step"] for path in kept.saved()] == [10, 15, 20]
-
-
-def test_one_that_the_clock_wanted_stays_until_the_next(tmp_path: Path) -> None:
-    kept = Checkpoints(tmp_path, keep_last=2)
-    there = []
-    for step, passing in ((10, False), (13, True), (16, True), (20, False), (30, False)):
-        kept.save({"step": step}, step, passing=passing)
-        there.append([checkpoint.load(path)["step"] for path in kept.saved()])
-    assert there == [[10], [10, 13], [10, 16], [10, 20], [20, 30]]
-
-
 def damage(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-3] ^= 4
@@ -436,7 +424,7 @@ def test_the_newest_good_one_is_found(tmp_path: Path) -> None:
     os.truncate(paths[1], 0)
     paths[0].write_bytes(with_format(paths[0].read_bytes(), "9"))
     with pytest.raises(
-        CheckpointError, match=r"none of its checkpoints(.|\n)*step-00000001.*another version"
+        CheckpointError, match=r"none of its checkpoints.*step-00000001.*a later version"
     ):
         checkpoint.find_newest(tmp_path / "checkpoints")
     with pytest.raises(CheckpointError, match="truncated"):  # and one that is named is an error
@@ -468,44 +456,14 @@ def test_damaged_ones_are_set_aside_and_not_deleted(tmp_path: Path) -> None:
     damage(kept.saved()[1])
     newest = checkpoint.find_newest(tmp_path)
     assert newest.state["updates"] == 1
-    (aside,) = kept.set_aside_after(1)
-    assert aside.exists()
+    kept.set_aside(path for path, _ in newest.skipped)
+    (aside,) = tmp_path.glob("damaged-*")
     assert not (tmp_path / checkpoint.BEST).exists()  # the very same damaged file
     for step in (2, 3, 4):
         kept.save({"updates": step, "w": torch.ones(9)}, step)
     assert aside.exists()
-    assert kept.set_aside_after(3)
+    assert [path.name[:13] for path in kept.saved()] == ["step-00000003", "step-00000004"]
     assert checkpoint.find_newest(tmp_path).skipped == []
-
-
-def test_going_on_from_an_old_one_keeps_what_it_saves(tmp_path: Path) -> None:
-    kept = Checkpoints(tmp_path, keep_last=1)
-    kept.save({"updates": 20}, 20)
-    kept.save({"updates": 12}, 12)
-    assert [checkpoint.load(path)["updates"] for path in kept.saved()] == [12, 20]
-
-
-def test_how_far_the_last_ones_are(tmp_path: Path) -> None:
-    kept = Checkpoints(tmp_path / "c", keep_last=9)
-    assert (kept.latest(), kept.best(), kept.saved()) == (0, None, [])
-    for step in (3, 12):
-        kept.save({}, step)
-    assert kept.latest() == 12
-    assert [checkpoint.steps_of(path) for path in kept.saved()] == [3, 12]
-    assert checkpoint.steps_of(tmp_path / "best.safetensors") == 0
-
-
-def test_bytes_that_the_file_system_does_not_store_are_no_damage(tmp_path: Path) -> None:
-    """A file of zeros that lies on the disk compressed, or with a hole, is a whole one."""
-    path = Checkpoints(tmp_path).save({"w": torch.zeros(40 << 20)}, 1)
-    data, hole = path.read_bytes(), tmp_path / "hole"
-    head = len(data) - (160 << 20)
-    with hole.open("wb") as file:
-        file.write(data[:head])
-        file.truncate(len(data))
-    hole.replace(path)
-    assert path.stat().st_blocks * 512 * 16 < len(data)
-    assert not checkpoint.find_newest(tmp_path).state["w"].any()
 
 
 @pytest.fixture(scope="module")

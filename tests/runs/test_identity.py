@@ -1,13 +1,453 @@
-"""What is known of a dataset, and what differs between two runs' data and code."""
+"""What tells data from other data, by names, sizes or content; and code from other code."""
 
+import io
+import json
+import os
+import random
+import re
+import shutil
+import sqlite3
+import stat
+import sys
+import tarfile
 import types
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
+import penstock
+from penstock.addons.audio.pairs import AudioPairs
+from penstock.addons.audio.spoken_digits import SpokenDigits
+from penstock.addons.mixtures.mixture import Mixture
+from penstock.addons.packs.packed import Packed
+from penstock.addons.shards.tar_shards import TarShards
+from penstock.addons.tables.stream import DelimitedStream, ParquetStream
+from penstock.addons.tables.table import DelimitedText, Parquet
+from penstock.build.data import DataParts
+from penstock.datasets.arrays import Arrays
+from penstock.datasets.image_folder import ImageFolder
+from penstock.datasets.sequences import Sequences
 from penstock.errors import ConfigError
 from penstock.loading.facts import SomeRows
+from penstock.loading.fields import NAMELESS
 from penstock.loading.fingerprint import PLACE
 from penstock.runs import identity
+from penstock.runs.identity import UNREADABLE, digests, fingerprint_of
+from tests.program import run
+from tests.support.store_server import bucket
+
+FIT = (
+    "dataset=image_folder",
+    "transform.train.crop.size=[8,8]",
+    "batch.size=4",
+    "trainer=quick",
+    "trainer.max_steps=2",
+    "trainer.progress=none",
+    "trainer.pictures=false",
+    "tracker=none",
+    "trainer.baseline=false",
+    "scheduler=none",
+    "trainer.ledger=true",
+    "loader.num_workers=0",
+    "loader.prefetch_factor=null",
+    "loader.persistent_workers=null",
+    "cache_dir=cache",
+)
+
+
+def images(root):
+    for number in range(12):
+        path = root / "ab"[number % 2] / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 255, (9, 9, 3), np.uint8)
+        Image.fromarray(pixels).save(path, compress_level=0)
+
+
+def arrays(root):
+    root.mkdir(parents=True)
+    np.save(root / "inputs.npy", np.random.default_rng(0).random((2000, 500)))  # 8 MB: a spread
+    np.save(root / "targets.npy", np.arange(2000.0))
+
+
+def sequences(root):
+    root.mkdir(parents=True)
+    np.save(root / "values.npy", np.random.default_rng(0).random((30, 3)))
+    np.save(root / "offsets.npy", np.arange(0, 31, 3))
+    np.save(root / "labels.npy", np.arange(10) % 2)
+
+
+def recordings(root):
+    (root / "recordings").mkdir(parents=True)
+    for number in range(40):
+        path = root / "recordings" / f"{number % 10}_ann_{number // 10 + 4}.wav"
+        path.write_bytes(random.Random(number).randbytes(60))
+
+
+def pairs(root):
+    root.mkdir(parents=True)
+    for number in range(8):
+        for ending in ("wav", "npy"):
+            (root / f"{number}.{ending}").write_bytes(random.Random(number).randbytes(60))
+
+
+def text(root):
+    root.mkdir(parents=True)
+    lines = (f"a text of number {number}\t{'xy'[number % 2]}\n" for number in range(40))
+    (root / "a.tsv").write_text("text\tlabel\n" + "".join(lines))
+
+
+def archive(root):
+    root.mkdir(parents=True)
+    with tarfile.open(root / "s.tar", "w") as file:
+        for number in range(10):
+            info = tarfile.TarInfo(f"{number}.txt")
+            info.size = 4
+            file.addfile(info, io.BytesIO(b"abcd"))
+
+
+def table(root):
+    root.mkdir(parents=True)
+    columns = {"text": [f"text {number}" for number in range(40)], "label": [0, 1] * 20}
+    pq.write_table(pa.table(columns), root / "a.parquet", compression="none")
+
+
+TEXT_OPTIONS = {"classes": ["x", "y"]}
+# Kind -> (what writes the data, what reads it, places of bytes that only a sample looks at)
+KINDS = {
+    "image_folder": (images, lambda root: ImageFolder(str(root)), (60, 200)),
+    "arrays": (arrays, lambda root: Arrays(str(root)), (200, 15000)),
+    "sequences": (sequences, lambda root: Sequences(str(root)), (200, 300)),
+    "spoken_digits": (recordings, lambda root: SpokenDigits(str(root)), (0, 60)),
+    "audio_pairs": (pairs, lambda root: AudioPairs(str(root)), (0, 60)),
+    "delimited_text": (
+        text,
+        lambda root: DelimitedText(str(root), file="a.tsv", cache_dir=f"{root}-cache"),
+        (12, 16),
+    ),
+    "delimited_stream": (text, lambda root: DelimitedStream(str(root), **TEXT_OPTIONS), (12, 16)),
+    "tar_shards": (archive, lambda root: TarShards(str(root)), (512, 516)),
+    "parquet": (table, lambda root: Parquet(str(root)), (40, 60)),
+    "parquet_stream": (table, lambda root: ParquetStream(str(root)), (40, 60)),
+    "mixture": (
+        images,
+        lambda root: Mixture({"one": ImageFolder(str(root)), "two": ImageFolder(str(root))}),
+        (60, 200),
+    ),
+}
+SOFT = ("spoken_digits", "audio_pairs")  # need soundfile
+
+
+def prints(dataset, cache):
+    return {mode: fingerprint_of(dataset, mode, cache) for mode in ("names", "sizes", "content")}
+
+
+def flip(path, place):
+    """Change a byte of a file, and neither its size nor its age."""
+    status = path.stat()
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def replaced(path):
+    """Write an image of the same size in bytes and the same age over another."""
+    before = path.stat()
+    Image.fromarray(255 - np.asarray(Image.open(path))).save(path, compress_level=0)
+    assert path.stat().st_size == before.st_size
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_content_is_equal_wherever_it_lies_and_any_changed_byte_is_noticed(kind, tmp_path):
+    if kind in SOFT:
+        pytest.importorskip("soundfile")
+    write, read, (first, last) = KINDS[kind]
+    write(tmp_path / "here")
+    before = prints(read(tmp_path / "here"), tmp_path / "cache")
+    assert len(set(before.values())) == 3
+    there = tmp_path / "deep" / "er" / "there"
+    shutil.copytree(tmp_path / "here", there)
+    for path in there.rglob("*.*"):
+        os.utime(path, (1e9, 1e9))
+    assert prints(read(there), tmp_path / "cache") == before
+    files = sorted({Path(file[1]) for file in read(there).data_files()})
+    draw = random.Random(kind)
+    for _ in range(5):
+        path, place = draw.choice(files), draw.randrange(first, last)
+        flip(path, place)
+        after = prints(read(there), tmp_path / "cache")
+        assert after["names"] == before["names"]
+        assert after["content"] != before["content"], (path, place)
+        flip(path, place)
+    assert prints(read(there), tmp_path / "other") == before
+    assert prints(read(tmp_path / "here"), tmp_path / "cache") == before
+
+
+def test_sizes_stay_what_they_were():
+    """The defaults of the first release: packs and quarantines are named by them."""
+    data = ImageFolder.__new__(ImageFolder)
+    data.reader, data.classes = "torchvision", ["a", "b"]
+    data.names, data.labels = np.array([b"a/1.jpg", b"b/2.jpg"]), np.array([0, 1])
+    data.folder = types.SimpleNamespace(sizes=lambda names: np.array([10, 20]))
+    assert data.fingerprint == "87857cde902912e884899e60b4c36879"
+
+
+def test_names_look_at_no_file(tmp_path):
+    images(tmp_path / "data")
+    before, after = (ImageFolder(str(tmp_path / "data")) for _ in range(2))
+    names, sizes = before.names_fingerprint(), before.fingerprint
+    shutil.rmtree(tmp_path / "data")
+    assert after.names_fingerprint() == names
+    assert after.fingerprint != sizes
+
+
+@pytest.fixture
+def some(tmp_path):
+    paths = [tmp_path / "some" / f"{number}" for number in range(5)]
+    paths[0].parent.mkdir()
+    for path in paths:
+        path.write_bytes(path.name.encode() * 9000)
+    return [str(path) for path in paths]
+
+
+def test_a_file_is_hashed_once(some, tmp_path, monkeypatch):
+    before = digests(some, tmp_path, settled=0)
+    assert len(set(before)) == 5
+    hashed = []
+    read = identity._hash
+    monkeypatch.setattr(identity, "_hash", lambda path: hashed.append(path) or read(path))
+    assert digests(some, tmp_path, settled=0) == before
+    assert hashed == []
+    flip(Path(some[2]), 100)
+    after = digests(some[1:], tmp_path, settled=0)
+    assert hashed == [some[2]]
+    assert [one == other for one, other in zip(after, before[1:], strict=True)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_what_is_kept_may_be_damaged_or_nowhere_to_keep(some, tmp_path, caplog):
+    before = digests(some, tmp_path, settled=0)
+    [kept] = (tmp_path / "fingerprints").glob("files-*.sqlite")
+    for content in (b"no database" * 900, kept.read_bytes()[:5000]):
+        kept.write_bytes(content)
+        assert digests(some, tmp_path, settled=0) == before
+    (tmp_path / "file").write_text("")
+    assert digests(some, tmp_path / "file", settled=0) == before
+    assert "each start hashes all files" in caplog.text
+
+
+def test_what_is_no_readable_file_keeps_nothing_waiting(some, tmp_path):
+    odd = [tmp_path / "some" / name for name in ("link", "loop", "folder")]
+    odd[0].symlink_to("nowhere")
+    odd[1].symlink_to("loop")
+    odd[2].mkdir()
+    found = digests([*some, *map(str, odd)], tmp_path, settled=0)
+    assert found[5:] == [UNREADABLE] * 3
+    assert UNREADABLE not in found[:5]
+
+
+def test_a_dangling_image_is_part_of_the_content(tmp_path):
+    images(tmp_path / "data")
+    before = fingerprint_of(ImageFolder(str(tmp_path / "data")), "content", tmp_path)
+    data = ImageFolder(str(tmp_path / "data"))
+    path = Path(data.path(3))
+    content = path.read_bytes()
+    path.unlink()
+    path.symlink_to("gone.png")
+    after = fingerprint_of(ImageFolder(str(tmp_path / "data")), "content", tmp_path)
+    assert after != before
+    path.unlink()
+    path.write_bytes(content)
+    assert fingerprint_of(ImageFolder(str(tmp_path / "data")), "content", tmp_path) == before
+
+
+def test_a_store_vouches_for_content(tmp_path):
+    images(tmp_path / "data")
+    with bucket(tmp_path / "data", tmp_path / "files") as (shelf, files):
+
+        def far():
+            data = ImageFolder("s3://data", files=replace(files))
+            return fingerprint_of(data, "content", tmp_path)
+
+        before = far()
+        assert far() == before
+        shelf.files["data/a/00.png"] += b"more"
+        shelf.etags.clear()
+        assert far() != before
+        assert not shelf.requests["GET"], "nothing is fetched"
+
+
+class Own:
+    def __init__(self, root="own", split="train"):
+        self.paths = sorted(map(str, Path(root).glob("*.bin")))
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        return {"x": len(Path(self.paths[index]).read_bytes())}
+
+
+class OwnWithPaths(Own):
+    def path(self, index):
+        return self.paths[index]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["dataset=arrays", "dataset.root=x", "data.fingerprint=contents"],
+            "got 'contents'",
+        ),
+        (
+            ["dataset=arrays", "dataset.root=x", "data.fingerprint=null"],
+            "got null",
+        ),
+        (["dataset=arrays", "dataset.root=x", "data.fingerprint=[content]"], "content"),
+    ],
+)
+def test_preflight(words, message, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    with pytest.raises(ConfigError, match=rf"(?s)data\.fingerprint: .*{message}"):
+        penstock.compose(*words)
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A folder of images in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    images(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def fit(capsys, *words):
+    return run(capsys, *FIT, "dataset.root=data", *words)
+
+
+def resume(capsys, *words):
+    return run(capsys, "resume=run", "trainer.max_steps=3", *words)
+
+
+@pytest.mark.thorough
+def test_a_replaced_image_is_recognised_by_content_and_not_by_sizes(data, capsys):
+    train = ImageFolder("data").names.tolist()
+    image = data / train[0].decode()
+    for mode in ("sizes", "content"):
+        done = fit(capsys, f"data.fingerprint={mode}", f"run_dir={mode}")
+        assert done.code == 0, done.err
+        manifest = json.loads(Path(mode, "manifest.json").read_text())
+        assert manifest["data"]["fingerprint"] == mode
+        assert manifest["data"]["train"] == manifest["fingerprint"]["dataset"]
+    replaced(image)
+    assert run(capsys, "resume=sizes", "trainer.max_steps=3").code == 0
+    refused = run(capsys, "resume=content", "trainer.max_steps=3")
+    assert refused.code == 2
+    assert "error in dataset: is " in refused.err
+    assert "resume_despite=[dataset]" in refused.err
+    done = run(capsys, "resume=content", "trainer.max_steps=3", "resume_despite=[dataset]")
+    assert done.code == 0, done.err
+
+
+@pytest.mark.thorough
+def test_a_pack_is_made_again_of_a_replaced_image(data, capsys):
+    def packed():
+        words = [
+            "dataset=image_folder",
+            "dataset.root=data",
+            "data.fingerprint=content",
+            "data.packed=auto",
+            "cache_dir=cache",
+            "transform.train.normalize=null",
+            "transform.val.normalize=null",
+            "trainer.progress=none",
+            "loader=threads",
+        ]
+        parts = DataParts(penstock.compose(*words))
+        assert isinstance(parts.train.dataset, Packed)
+        return parts.train.dataset.pack.folder, parts.train.fingerprint
+
+    folder, told = packed()
+    assert packed() == (folder, told)
+    assert told["data.fingerprint"] == "content"
+    replaced(data / ImageFolder("data").names[0].decode())
+    assert packed()[0] != folder
+    assert packed()[1] != told
+
+
+@pytest.mark.thorough
+def test_verify_says_how_data_was_identified_and_which_code_differs(data, capsys):
+    for mode in ("sizes", "content"):
+        assert fit(capsys, f"data.fingerprint={mode}", f"run_dir={mode}").code == 0
+    shutil.copytree("content", "third")
+    manifest = json.loads(Path("third/manifest.json").read_text())
+    manifest["fingerprint"]["dataset"] = manifest["data"]["train"] = "0" * 32
+    manifest["code"]["dataset"]["penstock"] = "0" * 16
+    Path("third/manifest.json").write_text(json.dumps(manifest))
+
+    def rows(first, second):
+        out = run(capsys, "task=diff", f"runs=[{first},{second}]").out
+        return {line.split()[0]: line for line in out.splitlines() if line}
+
+    found = rows("sizes", "content")
+    assert found["data.fingerprint"].split()[1:] == ["sizes", "content"]
+    assert "data.train" in found
+    found = rows("content", "third")
+    assert "data.fingerprint" not in found
+    assert {"data.train", "code.dataset.penstock"} <= found.keys()
+
+
+OWN_STEP = """
+from {package}.parts import double
+
+class Step:
+    def __call__(self, sample):
+        return double(sample)
+"""
+
+
+@pytest.mark.thorough
+def test_code_that_changed_is_reported_on_resume(data, capsys, monkeypatch):
+    package = Path("own_steps_of_a_person")
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "parts.py").write_text("def double(sample):\n    return sample\n")
+    (package / "steps.py").write_text(OWN_STEP.format(package=package.name))
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.setenv("PENSTOCK_TRUST", package.name)
+    step = f"+transform.train.own._target_={package.name}.steps.Step"
+    try:
+        assert fit(capsys, step, "run_dir=run").code == 0
+        code = json.loads(Path("run/manifest.json").read_text())["code"]
+        assert {f"{package.name}.steps", f"{package.name}.parts"} <= code["transform.train"].keys()
+        done = resume(capsys)
+        assert done.code == 0, done.err
+        assert "has changed" not in done.err
+        (package / "parts.py").write_text("def double(sample):\n    return dict(sample)\n")
+        done = run(capsys, "resume=run", "trainer.max_steps=4")
+        assert done.code == 0, done.err
+        before = code["transform.train"][f"{package.name}.parts"]
+        [line] = [line for line in done.err.splitlines() if "has changed" in line]
+        assert line.startswith(f"transform.train: the code of {package.name}.parts has changed")
+        assert before in line
+        done = run(capsys, "resume=run", "trainer.max_steps=5")  # said once
+        assert "has changed" not in done.err
+    finally:
+        for name in [name for name in sys.modules if name.startswith(package.name)]:
+            del sys.modules[name]
+
 
 HERE = __name__
 
@@ -70,61 +510,6 @@ def trusted(monkeypatch):
 
 
 OWN = f"{HERE}.Rows"
-OURS = "penstock.datasets.sequences.Sequences"
-
-
-def facts(node, has_fingerprint=True, made=None):
-    found = identity.code_and_arguments(node, made or Rows(), has_fingerprint)
-    code = {key for key in found if key.startswith("code.")}
-    return code, {key: value for key, value in found.items() if key not in code}
-
-
-def test_code_and_arguments_of_a_dataset_of_ones_own(tmp_path):
-    node = {"_target_": OWN, "root": str(tmp_path), "count": 4, "inner": {"a": [1, 2], "b": {}}}
-    code, given = facts(node)
-    assert code == {f"code.{HERE}"}
-    expected = {
-        "arguments._target_": OWN,
-        "arguments.root": PLACE,  # data may move
-        "arguments.count": "4",
-        "arguments.scale": "0.5",
-        "arguments.inner.a": "[1, 2]",
-        "arguments.inner.b": "{}",
-    }
-    assert given == expected
-    assert facts({**node, "root": "s3://bucket/data"})[1]["arguments.root"] == PLACE
-    for root in ("nowhere", "", "\0"):
-        assert facts({**node, "root": root})[1]["arguments.root"] == root
-    assert facts(node, has_fingerprint=False)[1]["arguments.root"] == str(tmp_path)
-
-
-def test_what_is_penstocks_own_is_in_its_fingerprint():
-    ours, own = {"_target_": OURS, "count": 3}, {"_target_": OWN, "count": 4}
-    assert facts(ours) == (set(), {})
-    assert facts({**ours, "inner": own})[1] == facts({"_target_": OURS, "inner": own})[1]
-    _, given = facts({**ours, "inner": own})
-    assert given["arguments.inner.count"] == "4"
-    assert "arguments.count" not in given
-    _, given = facts({"_target_": OWN, "inner": {**ours, "count": 5}})
-    assert "arguments.inner.count" not in given
-    _, given = facts({"_target_": OWN, "inner": {**ours, "count": 5}}, has_fingerprint=False)
-    assert given["arguments.inner.count"] == "5"
-    _, given = facts({**ours, "inner": own}, has_fingerprint=False)
-    assert "arguments.count" not in given
-    _, given = facts({"_target_": OWN, "inner": [{"_target_": OWN, "count": 6}, 7]})
-    assert given["arguments.inner[0].count"] == "6"
-    assert given["arguments.inner[1]"] == "7"
-    assert "arguments.inner" not in given
-
-
-@pytest.mark.parametrize("length", [199, 200, 201])
-def test_a_long_argument_is_a_beginning_and_a_hash(length):
-    text = identity._text("x" * length)
-    if length <= 200:
-        assert text == "x" * length
-    else:
-        assert text == "x" * 100 + "... 4b947e1e32c12ad3"
-        assert identity._text("x" * 202) != text
 
 
 def test_modes_of_a_fingerprint(tmp_path):
@@ -135,35 +520,106 @@ def test_modes_of_a_fingerprint(tmp_path):
     made.names_fingerprint = lambda: "of names"
     assert identity.fingerprint_of(made, "names", tmp_path) == "of names"
     assert identity.fingerprint_of(made, "sizes", tmp_path) == "f00d"
-    for files in ([], [("a", str(tmp_path / "none"))]):
-        made.data_files = lambda files=files: files
-        if not files:
-            with pytest.raises(ConfigError, match="content needs the files of the dataset"):
-                identity.fingerprint_of(made, "content", tmp_path)
-        else:
-            of_names = identity.fingerprint_of(made, "content", tmp_path)
-            made.names_fingerprint = None
-            assert identity.fingerprint_of(made, "content", tmp_path) != of_names
+    with pytest.raises(ConfigError, match=r"content needs the files .* add `data_files\(\)`"):
+        identity.fingerprint_of(made, "content", tmp_path)
+    with pytest.raises(ConfigError, match=r"names needs the files .* add `names_fingerprint\(\)`"):
+        identity.fingerprint_of(Rows(), "names", tmp_path)
+    made.data_files = lambda: [("a", str(tmp_path / "none"))]
+    of_names = identity.fingerprint_of(made, "content", tmp_path)
+    made.names_fingerprint = None
+    assert identity.fingerprint_of(made, "content", tmp_path) != of_names
 
 
-def test_each_module_that_changed_is_named_once():
-    now = {"dataset": {"m": "2", "n": "1", "o": "1"}, "transform": {"m": "2", "n": "3"}}
-    before = {"dataset": {"m": "1", "n": "1"}, "transform": {"m": "1", "n": "1"}}
-    assert list(identity.changes(before, now)) == [
-        ("dataset", "m", "1", "2"),
-        ("transform", "n", "1", "3"),
-    ]
+def test_code_and_arguments_of_a_dataset_of_ones_own(tmp_path):
+    def facts(node, has_fingerprint=True):
+        found = identity.marks_of(node, Rows(), has_fingerprint, NAMELESS)
+        code = {key for key in found if key.startswith("code.")}
+        return code, {key: value for key, value in found.items() if key not in code}
+
+    node = {"_target_": OWN, "root": str(tmp_path), "count": 4, "inner": {"a": [1, 2], "b": {}}}
+    code, given = facts(node)
+    assert code == {f"code.{HERE}"}
+    expected = {
+        "arguments._target_": OWN,
+        "arguments.root": PLACE,  # data may move
+        "arguments.count": "4",
+        "arguments.inner.a": "[1, 2]",
+        "arguments.inner.b": "{}",
+    }
+    assert given == expected
+    assert facts({**node, "root": "s3://bucket/data"})[1]["arguments.root"] == PLACE
+    for root in ("nowhere", "", "\0"):
+        assert facts({**node, "root": root})[1]["arguments.root"] == root
+    assert facts(node, has_fingerprint=False)[1]["arguments.root"] == str(tmp_path)
+    ours = {"_target_": "penstock.datasets.sequences.Sequences", "count": 3}
+    assert facts(ours) == (set(), {}), "what is Penstock's own is in its fingerprint"
+    assert facts({**ours, "inner": node})[1]["arguments.inner.count"] == "4"
+    long = facts({**node, "count": "x" * 201})[1]["arguments.count"]
+    assert long.startswith("x" * 100 + "... ")
+    assert long != facts({**node, "count": "x" * 202})[1]["arguments.count"]
 
 
-def test_which_modules_a_class_comes_from(monkeypatch, tmp_path):
-    whole, alone = (dict(identity._hashes(Known, whole)) for whole in (True, False))
+def test_which_modules_a_class_comes_from(monkeypatch):
+    whole, alone = (identity.modules_of(Known, whole) for whole in (True, False))
     assert list(alone) == [HERE]
-    assert HERE in whole
     assert any(name.startswith("tests.") and name != HERE for name in whole)
-    assert list(dict(identity._hashes(SomeRows))) == [identity.OURS]
-    assert dict(identity._hashes(SomeRows, whole=False)) == {}
-    assert dict(identity._hashes(types.SimpleNamespace)) == {}  # Python's version says it
-    assert list(dict(identity._hashes(pytest.raises))) == [pytest.raises.__module__]
-    typed = type("Typed", (), {"__module__": "__main__"})
-    monkeypatch.setitem(identity.sys.modules, "__main__", types.ModuleType("__main__"))
-    assert dict(identity._hashes(typed)) == {"__main__": identity.UNKNOWN}
+    assert identity.modules_of(SomeRows, whole=True) == {}
+    assert identity.modules_of(types.SimpleNamespace) == {}  # Python's version says it
+    assert list(identity.modules_of(pytest.raises)) == [pytest.raises.__module__]
+    typed = type("Typed", (), {"__module__": "a_notebook"})
+    assert identity.modules_of(typed) == {"a_notebook": identity.UNKNOWN}
+
+
+EMPTY = "cae66941d9efbd404e4d88758ea67670"  # b2sum -l 128
+
+
+@pytest.fixture(autouse=True)
+def plain_mask():
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def kept(cache):
+    (file,) = (cache / "fingerprints").glob("*.sqlite")
+    return file
+
+
+def count(file):
+    with closing(sqlite3.connect(file)) as hashes:
+        return hashes.execute("SELECT count(*) FROM files").fetchone()[0]
+
+
+def test_hashes_are_those_of_b2sum_and_lie_in_a_folder_of_this_user(tmp_path):
+    paths = [str(tmp_path / name) for name in ("a", "b", "c")]
+    for path in paths[:2]:
+        with open(path, "w"):
+            pass
+    Path(paths[2]).mkdir()
+    cache = tmp_path / "cache"
+    assert identity.digests(paths, cache, settled=-1) == [EMPTY, EMPTY, identity.UNREADABLE]
+    assert re.fullmatch(r"files-[0-9a-f]{16}\.sqlite", kept(cache).name)
+    assert stat.S_IMODE(kept(cache).parent.stat().st_mode) == 0o700
+    assert count(kept(cache)) == 2
+
+
+def test_nothing_is_written_where_all_hashes_are_known(tmp_path):
+    path, cache = tmp_path / "a", tmp_path / "cache"
+    path.touch()
+    assert identity.digests([str(path)], cache, settled=-1) == [EMPTY]
+    before = kept(cache).stat()
+    assert identity.digests([str(path)], cache, settled=-1) == [EMPTY]
+    assert kept(cache).stat().st_mtime_ns == before.st_mtime_ns
+
+
+@pytest.mark.parametrize(
+    ("later", "modified", "is_kept"), [(0, 0, False), (1, 0, True), (1, 9, False)]
+)
+def test_a_file_has_to_be_of_some_age(later, modified, is_kept, monkeypatch, tmp_path):
+    path, cache = tmp_path / "a", tmp_path / "cache"
+    path.touch()
+    os.utime(path, ns=(0, modified and path.stat().st_ctime_ns + modified * 10**12))
+    changed = path.stat().st_ctime_ns
+    monkeypatch.setattr(identity.time, "time_ns", lambda: changed + 2 * 10**9 + later)
+    assert identity.digests([str(path)], cache, settled=2) == [EMPTY]
+    assert count(kept(cache)) == is_kept

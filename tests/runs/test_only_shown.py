@@ -1,13 +1,9 @@
 """Errors in parts that only show something."""
 
-import os
-import sys
-
 import pytest
 
 from penstock.distributed.stop import Preempted
 from penstock.errors import ConfigError, DataError
-from penstock.runs import only_shown as module
 from penstock.runs.only_shown import only_shown, reason
 
 
@@ -43,31 +39,3 @@ def test_requests_to_stop_come_through():
     for error in (Preempted("SIGTERM"), KeyboardInterrupt()):
         with pytest.raises(type(error)), only_shown("the picture"):
             raise error
-
-
-@pytest.mark.parametrize("gone", [True, False])
-def test_a_reader_that_has_gone_is_no_error(gone, monkeypatch, capsys):
-    """As `head` goes: nothing more is said, and later lines go nowhere."""
-    with open(os.devnull, "w") as out:
-        flushed = []
-
-        class Stdout:
-            def fileno(self):
-                return out.fileno()
-
-            def flush(self):
-                flushed.append(1)
-                if gone:
-                    raise BrokenPipeError
-
-        monkeypatch.setattr(module.sys, "stdout", Stdout())
-        with only_shown("the table") as failed:
-            raise BrokenPipeError("of a pipe")
-        with only_shown("the table") as other:
-            raise ValueError("of data")
-        monkeypatch.undo()
-    assert flushed == [1]
-    assert failed == ([] if gone else ["BrokenPipeError: of a pipe"])
-    assert other == ["ValueError: of data"]
-    assert sys.stdout is not None
-    assert capsys.readouterr().err.count("WARNING") == 2 - gone

@@ -20,12 +20,11 @@ from penstock.loading.bad_samples import LeftOut
 from penstock.order.plan import Plan, StreamOrder, StreamPlan
 from penstock.order.samplers import Sequential
 from penstock.runs.quarantine import (
-    COLUMNS,
     NAME,
+    Entry,
     QuarantineFile,
     entries,
     known_rows,
-    notes,
     policy,
     read,
 )
@@ -67,7 +66,7 @@ def test_a_sample_stands_in_it_once_where_it_was_met_first(tmp_path):
     ]
     assert len(file) == 3
     table = pd.read_csv(file.path)
-    assert tuple(table.columns) == COLUMNS
+    assert tuple(table.columns) == Entry._fields
 
 
 def test_what_ranks_left_out_makes_the_same_lines_however_it_was_shared_out():
@@ -118,18 +117,6 @@ def test_it_survives_sigkill(tmp_path):
     assert [one.index for one in read(tmp_path / NAME)] == list(
         range(len(QuarantineFile(tmp_path / NAME)))
     )
-
-
-def test_the_first_are_reported_by_name():
-    file = [left_out(n, path=f"{n}.jpg", cause=f"{n}.jpg is cut") for n in range(9)]
-    lines = list(notes(entries(file[:3], "train", "f"), 0))
-    lines += notes(entries(file[3:], "train", "f"), 3)
-    assert len(lines) == 6
-    assert (
-        lines[0] == "left out: sample 0 of the train split (epoch 0, step 0, position 0): "
-        "0.jpg is cut"
-    )
-    assert "listed in quarantine.csv" in lines[5]
 
 
 class Table:
@@ -188,10 +175,13 @@ def test_a_quarantine_of_other_files_is_refused(tmp_path):
     ("content", "message"),
     [
         (None, "cannot be read: No such file"),
-        ("a,b\n1,2\n", "columns are a, b; expected split"),
-        (",".join(COLUMNS) + "\ntrain,x,,0,0,0,c,f\n", "line 2: invalid literal for int.*'x'"),
+        ("a,b\n1,2\n", r"its columns are \('a', 'b'\), and those of a run \('split'"),
         (
-            ",".join(COLUMNS) + "\ntrain,1\n",
+            ",".join(Entry._fields) + "\ntrain,x,,0,0,0,c,f\n",
+            "line 2: invalid literal for int.*'x'",
+        ),
+        (
+            ",".join(Entry._fields) + "\ntrain,1\n",
             "line 2: not enough values",
         ),
         (b"\xff\xfe\n", "columns are"),

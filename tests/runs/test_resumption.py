@@ -7,8 +7,16 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.order.address import Address
-from penstock.runs import resumption
-from penstock.runs.resumption import SCHEDULES, SKIP, Source
+from penstock.runs.resume import (
+    SCHEDULES,
+    SKIP,
+    Source,
+    differences,
+    is_harmless,
+    run_of,
+    source,
+    with_schedules,
+)
 
 
 @pytest.fixture
@@ -19,7 +27,6 @@ def run(tmp_path):
         folder = tmp_path / name
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "checkpoints" / "step-1.safetensors").touch()
-        (folder / "checkpoints" / "step-2").mkdir()
         (folder / "manifest.json").write_text(json.dumps({"overrides": list(overrides)}))
         return folder
 
@@ -28,10 +35,10 @@ def run(tmp_path):
 
 def test_what_resume_names(run, tmp_path):
     def named(resume, run_dir="outputs/x"):
-        return resumption.source(SimpleNamespace(resume=resume, run_dir=str(run_dir)))
+        return source(SimpleNamespace(resume=resume, run_dir=str(run_dir)))
 
     folder = run()
-    file, sharded = folder / "checkpoints" / "step-1.safetensors", folder / "checkpoints" / "step-2"
+    file = folder / "checkpoints" / "step-1.safetensors"
     assert named(None) is None
     assert named("auto", folder) == Source(folder, required=False)
     assert named("auto", tmp_path / "new") == Source(tmp_path / "new", required=False)
@@ -42,17 +49,14 @@ def test_what_resume_names(run, tmp_path):
             named("auto", tmp_path / late)
     assert named(str(folder)) == Source(folder)
     assert named(str(file)) == Source(None, file)
-    assert named(str(sharded)) == Source(None, sharded)
     lonely = tmp_path / "lonely.safetensors"
     lonely.touch()
     assert named(str(lonely)) == Source(None, lonely)
-    with pytest.raises(ConfigError, match="does not exist; give the folder of a run"):
-        named(str(tmp_path / "none"))
-    (tmp_path / "other" / "deep" / "er").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="is neither a run's folder"):
-        named(str(tmp_path / "other" / "deep" / "er"))
-    assert [resumption.run_of(path) for path in (folder, file, sharded)] == [folder] * 3
-    assert resumption.run_of(folder / "checkpoints") is None
+    for other in (tmp_path / "none", tmp_path):
+        with pytest.raises(ConfigError, match="is neither a run's folder"):
+            named(str(other))
+    assert [run_of(path) for path in (folder, file)] == [folder] * 2
+    assert run_of(folder / "checkpoints") is None
 
 
 SAVED = {"a.b": "1", "a.c": "1", "ab": "1", "dataset": "x"}
@@ -69,19 +73,12 @@ OWN = {"a.b": "2", "a.c": "2", "ab": "2", "dataset": "y"}
     ],
 )
 def test_what_may_differ_regardless(despite, left):
-    problems = resumption.differences(SAVED, OWN, AT, despite)
+    problems = differences(SAVED, OWN, AT, despite)
     assert sorted(problem.key for problem in problems) == left
     texts = {problem.key: str(problem) for problem in problems}
     if "ab" in texts:
         assert "is 2 here and was 1 in the run that is resumed" in texts["ab"]
         assert "'resume_despite=[ab]'" in texts["ab"]
-
-
-@pytest.mark.parametrize(
-    ("text", "spans"), [("500", [500]), ("500+30", [500, 30]), ("", []), ("x", []), ("1+", [])]
-)
-def test_steps_of_schedules(text, spans):
-    assert resumption.spans({SCHEDULES: text}) == spans
 
 
 COSINE = {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR"}
@@ -92,37 +89,40 @@ STEP = {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 3}
 @pytest.mark.parametrize(
     ("before", "moves", "done", "node", "schedules", "begins"),
     [
-        ("500", "500", 100, COSINE, "500", None),
-        ("500", "800", 500, COSINE, "500+300", 300),
-        ("500", "800", 400, COSINE, "400+400", 400),
-        ("500+300", "900", 600, COSINE, "500+100+300", 300),
-        ("500+300", "900", 500, COSINE, "500+400", 400),
-        ("500", "400", 400, COSINE, "500", None),
-        ("500", "401", 400, COSINE, "400+1", 1),
-        ("", "800", 500, COSINE, "500+300", 300),
-        ("500", "800", 500, STEP, "800", None),
-        ("500", "800", 500, CONSTANT, "500+300", 300),
-        ("500", "800", 500, {**CONSTANT, "factor": 1}, "800", None),
-        ("500", "800", 500, {**CONSTANT, "factor": 0.5}, "500+300", 300),
-        ("500", "800", 500, {**CONSTANT, "total_iters": 9}, "800", None),
-        ("500", "800", 500, {**COSINE, "T_max": 9, "factor": 1}, "800", None),
-        ("500", "800", 500, {**COSINE, "factor": 1}, "500+300", 300),
-        ("500", "800", 500, None, "800", None),
+        ([500], [500], 100, COSINE, [500], None),
+        ([500], [800], 500, COSINE, [500, 300], 300),
+        ([500], [800], 400, COSINE, [400, 400], 400),
+        ([500, 300], [900], 600, COSINE, [500, 100, 300], 300),
+        ([500, 300], [900], 500, COSINE, [500, 400], 400),
+        ([500], [400], 400, COSINE, [500], None),
+        ([500], [401], 400, COSINE, [400, 1], 1),
+        (None, [800], 500, COSINE, [500, 300], 300),
+        ([300, 200], [500], 400, COSINE, [300, 200], None),
+        ([300, 200], [900], 100, COSINE, [100, 800], 800),
+        ([500], [800], 500, STEP, [800], None),
+        ([500], [800], 500, CONSTANT, [500, 300], 300),
+        ([500], [800], 500, {**CONSTANT, "factor": 1}, [800], None),
+        ([500], [800], 500, {**CONSTANT, "factor": 0.5}, [500, 300], 300),
+        ([500], [800], 500, {**CONSTANT, "total_iters": 9}, [800], None),
+        ([500], [800], 500, {**COSINE, "T_max": 9, "factor": 1}, [800], None),
+        ([500], [800], 500, {**COSINE, "factor": 1}, [500, 300], 300),
+        ([500], [800], 500, None, [800], None),
     ],
 )
 def test_a_longer_run_gets_a_new_schedule(before, moves, done, node, schedules, begins):
-    saved, own = {SCHEDULES: before, "scheduler.x": "1"}, {SCHEDULES: moves, "scheduler.x": "1"}
-    result, new = resumption.with_schedules(saved, own, done, node)
+    saved, own = {"scheduler.x": "1"}, {SCHEDULES: moves, "scheduler.x": "1"}
+    saved |= {} if before is None else {SCHEDULES: before}
+    result, new = with_schedules(saved, own, done, node)
     assert (result[SCHEDULES], new) == (schedules, begins)
-    assert resumption.with_schedules(saved, {"seed": "1"}, done, node) == ({"seed": "1"}, None)
+    assert with_schedules(saved, {"seed": "1"}, done, node) == ({"seed": "1"}, None)
 
 
 def test_another_schedule_begins_where_the_run_resumes():
-    saved = {SCHEDULES: "500", "scheduler.gamma": "0.1", "optimizer.lr": "1"}
-    own = {SCHEDULES: "500", "scheduler.gamma": "0.2", "optimizer.lr": "2"}
-    assert resumption.with_schedules(saved, own, 100, STEP) == ({**own, SCHEDULES: "100+400"}, 400)
+    saved = {SCHEDULES: [500], "scheduler.gamma": "0.1", "optimizer.lr": "1"}
+    own = {SCHEDULES: [500], "scheduler.gamma": "0.2", "optimizer.lr": "2"}
+    assert with_schedules(saved, own, 100, STEP) == ({**own, SCHEDULES: [100, 400]}, 400)
     same = {**own, "scheduler.gamma": "0.1"}
-    assert resumption.with_schedules(saved, same, 100, STEP) == (same, None)
+    assert with_schedules(saved, same, 100, STEP) == (same, None)
 
 
 EARLY, LATE, BOTH = "[[[0,1],[0,3]]]", "[[[1,5],[1,6]]]", "[[[0,1],[0,3]],[[1,5],[1,6]]]"
@@ -144,10 +144,10 @@ AT = Address(1, 0)
 )
 def test_what_is_left_out_may_differ_later(then, now, keep):
     saved, own = ({} if text is None else {SKIP: text} for text in (then, now))
-    said = [str(one) for one in resumption.differences(saved, own, AT, [])]
+    said = [str(one) for one in differences(saved, own, AT, [])]
     assert len(said) == bool(keep)
     assert all(f"keep those that it left out, {SKIP}={keep}, " in one for one in said)
-    assert resumption.differences(saved, own, AT, [SKIP]) == []
+    assert differences(saved, own, AT, [SKIP]) == []
 
 
 @pytest.mark.parametrize(
@@ -163,4 +163,4 @@ def test_what_is_left_out_may_differ_later(then, now, keep):
     ],
 )
 def test_overrides_that_change_no_result(line, harmless):
-    assert resumption.is_harmless(line) == harmless
+    assert is_harmless(line) == harmless

@@ -199,7 +199,7 @@ def test_another_run_is_refused_by_key_with_both_values(undisturbed, capsys):
 
 def test_what_cannot_be_resumed_is_explained(tmp_path, capsys):
     missing = run(capsys, *SMALL, f"resume={tmp_path}/nothing")
-    assert (missing.code, "does not exist" in missing.err) == (2, True)
+    assert (missing.code, "neither a run's folder" in missing.err) == (2, True)
     (tmp_path / "empty").mkdir()
     empty = run(capsys, *SMALL, f"resume={tmp_path}/empty")
     assert (empty.code, "neither a run's folder" in empty.err) == (2, True)

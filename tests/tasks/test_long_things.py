@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-import time
+import threading
 from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
@@ -143,20 +143,19 @@ def test_a_file_gets_lines_and_nothing_where_none_are_wanted(made, capsys, monke
 
 
 def test_files_that_were_hashed_before_ctrl_c_are_not_hashed_again(here, monkeypatch):
-    hashed, add = [], identity._Hashing.of
+    hashed, add, held = [], identity._hash, threading.Event()
 
-    def record(self, path):
+    def record(path):
         hashed.append(path)
-        until = time.monotonic() + 100  # else the assertions below fail, and nobody waits for ever
-        while len(hashed) == 9 and not self.stopped and time.monotonic() < until:
-            time.sleep(0.001)
-        return add(self, path)
+        if len(hashed) == 9:
+            held.wait(100)
+        return add(path)
 
-    def pressed(done, note=""):
-        if note == "8 of 15 files":
+    def pressed(done):
+        if done == 8:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(identity._Hashing, "of", record)
+    monkeypatch.setattr(identity, "_hash", record)
     monkeypatch.setattr(identity, "usable_cpus", lambda: 1)
     monkeypatch.setattr(identity, "progress", lambda *words: nullcontext(pressed))
     paths = sorted(map(str, Path("images").rglob("*.jpg")))
@@ -167,6 +166,7 @@ def test_files_that_were_hashed_before_ctrl_c_are_not_hashed_again(here, monkeyp
     finally:
         signal.signal(signal.SIGINT, kept)
     before = len(hashed)
+    held.set()
     monkeypatch.setattr(identity, "progress", terminal.progress)
     assert len(set(identity.digests(paths, "cache", settled=0))) == len(paths) == 15
     assert sorted(hashed[before:]) == paths[8:]

@@ -11,7 +11,7 @@ from penstock.loading.bad_samples import Budget, LeftOut
 from penstock.loading.batch import batch_hash
 from penstock.loading.loader import LoaderStats
 from penstock.order.address import Address, Skipped
-from penstock.runs.run_folder import RunFolder
+from penstock.runs.folder import RunFolder
 from penstock.tasks import observers
 from penstock.tasks.observers import Digests, Display, Ledger, Metrics, Quarantine, describe
 from penstock.training.epoch_metrics import EpochMetrics, Step

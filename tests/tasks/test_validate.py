@@ -142,12 +142,14 @@ def test_wrong_checkpoints_are_refused(faces, capsys, tmp_path):
     done = run(capsys, *faces, *QUICK, "task=validate", "checkpoint=nowhere")
     assert done.code == 2
     assert "nowhere: it holds no checkpoint" in done.err
-    checkpoint.save(tmp_path / "other", {"model": nn.Linear(2, 3).state_dict()})
+    checkpoint.write(
+        tmp_path / "other", *checkpoint.encode({"model": nn.Linear(2, 3).state_dict()})
+    )
     with pytest.raises(PenstockError, match=r"does not fit the model.*overrides of its run"):
         load_weights(nn.Linear(3, 2), tmp_path / "other")
     with pytest.raises(PenstockError, match=r"weight is \[2, 3\] in the model and \[3, 2\] in"):
         load_weights(nn.Linear(3, 2), tmp_path / "other")
-    checkpoint.save(tmp_path / "none", {"x": 1})
+    checkpoint.write(tmp_path / "none", *checkpoint.encode({"x": 1}))
     with pytest.raises(PenstockError, match="does not fit the model"):
         load_weights(nn.Linear(3, 2), tmp_path / "none")
 

@@ -31,7 +31,7 @@ from penstock.files.limits import Count
 from penstock.files.paths import is_remote
 from penstock.loading.encoded import EncodedImage
 from penstock.order.plan import is_stream
-from penstock.runs.identity import other_than_own
+from penstock.runs.identity import fingerprint_of
 from penstock.terminal import put
 from penstock.transforms import native_images
 from penstock.transforms.image_decoding import DecodeResizeCenterCrop
@@ -210,6 +210,7 @@ def packed(
     backend, suited = split.config.loader.backend, backend_for(dataset, recipe)
     if backend != "ray" and (suited == "thread" or backend == "auto"):
         backend = suited
+    mode = split.config.data.fingerprint
     return pack(
         dataset,
         split.name,
@@ -217,7 +218,7 @@ def packed(
         split.config.cache_dir,
         out,
         replace(split.loader_options(packing=True), backend=backend),
-        other_than_own(dataset, split.config),
+        None if mode == "sizes" else fingerprint_of(dataset, mode, split.config.cache_dir),
         split.data.fields,
         split.cache_key(dataset),
         options(split.config, "files"),

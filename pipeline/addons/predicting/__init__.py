@@ -61,10 +61,9 @@ from penstock.loading.facts import classes_of, unfiltered
 from penstock.order.plan import Plan, is_stream
 from penstock.order.samplers import Subset
 from penstock.runs import checkpoint
-from penstock.runs.manifest import NAME, read_manifest
+from penstock.runs.folder import MANIFEST, plain, read_manifest, take
 from penstock.runs.only_shown import only_shown
-from penstock.runs.resumption import run_of
-from penstock.runs.run_folder import finite, take
+from penstock.runs.resume import run_of
 from penstock.tasks import validate
 from penstock.tasks.summary import print_table
 from penstock.terminal import put, say, watched
@@ -210,8 +209,8 @@ def _note(ready: Trained, metrics: Record) -> None:
     manifest, at = read_manifest(folder, "run"), datetime.now(UTC).isoformat(timespec="seconds")
     kept = {"metrics": metrics, "at": at, "best": manifest.get("best")}
     manifest["test"] = {**kept, "checkpoint": str(ready.path)}
-    text = json.dumps(finite(manifest), indent=2, ensure_ascii=False) + "\n"
-    write_atomically(folder / NAME, text.encode(errors="backslashreplace"))
+    text = json.dumps(plain(manifest), indent=2, ensure_ascii=False) + "\n"
+    write_atomically(folder / MANIFEST, text.encode(errors="backslashreplace"))
 
 
 def _first_rows(split: Split) -> list[bytes]:

@@ -41,7 +41,7 @@ from penstock.loading.loader import Loader
 from penstock.loading.worker_status import WAITS
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.address import Address
-from penstock.runs.run_folder import RunFolder
+from penstock.runs.folder import RunFolder
 from penstock.tasks.fit import make_options, spare_cores
 from penstock.tasks.summary import put_rows
 from penstock.terminal import put, say, watched

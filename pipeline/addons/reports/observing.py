@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from penstock.loading.batch import Batch
+from penstock.runs.folder import Status
 from penstock.runs.only_shown import only_shown
-from penstock.runs.run_folder import Status
 from penstock.training.objective_base import Objective
 from penstock.training.observer import Observer, OnlyShows, Record
 

@@ -1,7 +1,7 @@
 """`task=report runs=[A,...]`, and the reports that runs and sweeps leave in their folders.
 
 A run's `report.html` is made from the files of its folder. SECTIONS lists its parts in their order:
-each is a function of a `RunRecord` that returns its Section, or None where the run has nothing for
+each is a function of a `Run` that returns its Section, or None where the run has nothing for
 it. One that fails costs a warning, and says so in its place.
 """
 
@@ -16,12 +16,12 @@ from penstock.addons.reports.page import Section
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
 from penstock.runs.only_shown import only_shown, reason
-from penstock.runs.record import RunRecord
+from penstock.runs.run import Run
 from penstock.terminal import put, say
 
 NAME = "report.html"
 
-SECTIONS: tuple[Callable[[RunRecord], Section | None], ...] = (
+SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     curves.section,
     sections.settings,
     sections.time_spent,
@@ -46,19 +46,15 @@ def run(config: Config) -> None:
         raise ConfigError(Problem("runs", "needs folders of runs: runs=[outputs/a,outputs/b]"))
     for folder in map(Path, config.runs):
         is_sweep = sweep_report.is_sweep(folder)
-        put(sweep_report.write(folder) if is_sweep else save(RunRecord.read(folder)))
+        put(sweep_report.write(folder) if is_sweep else save(Run(folder)))
 
 
-def save(record: RunRecord, made: str | None = None) -> Path:
-    """Write the report of a run, and return its path; raises DiskError.
-
-    Args:
-        made: what `make` gave, if it is known.
-    """
-    return page.write(record.path / NAME, make(record) if made is None else made)
+def save(record: Run) -> Path:
+    """Write the report of a run, and return its path; raises DiskError."""
+    return page.write(record.path / NAME, make(record))
 
 
-def make(record: RunRecord) -> str:
+def make(record: Run) -> str:
     """The report of a run as HTML."""
     parts = [part for part in (part_of(make, record) for make in SECTIONS) if part is not None]
     foot = f"Made from the files in {record.path}; task=report makes it again."
@@ -79,7 +75,7 @@ def part_of(make: Callable[[Any], Section | None], record: Any) -> Section | Non
 def leave(folder: Path, is_done: bool) -> None:
     """Write the report of a run that ends now; where that fails, the run is as it was."""
     with only_shown("the report"):
-        record = RunRecord.read(folder)
+        record = Run(folder)
         (put if is_done else say)(f"{'report':<12} {save(record)}")
         if is_done and (verdict.concern(record) or not verdict.is_better(record)):
             say(f"{'verdict':<12} {verdict.result(record)}")

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Literal
 
 from penstock import program
-from penstock.addons.reports.values import moment
+from penstock.addons.reports.values import column, finite, moment
 from penstock.addons.reports.verdict import monitored
 from penstock.config.schema import Config
 from penstock.config.targets import options
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.limits import Count
-from penstock.runs.record import RunRecord, find
+from penstock.runs.run import Run, find
 from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, say, watched
 
@@ -53,23 +53,23 @@ class Row:
     def read(cls, path: Path) -> Row:
         """The run in `path`; never fails."""
         try:
-            run = RunRecord.read(path)
+            run = Run(path)
             metric, best, *_ = monitored(run)
             started, is_max = moment(run.manifest, "started"), run.manifest.get("mode") == "max"
             if (
                 best is None
                 and run.state != "done"
-                and len(seen := run.epochs.finite(f"val/{metric}"))
+                and len(seen := finite(run.metrics, f"val/{metric}"))
             ):  # not ended
-                values = run.epochs.column(f"val/{metric}")[seen]
+                values = column(run.metrics, f"val/{metric}")[seen]
                 best = float(values.max() if is_max else values.min())
             words = [w for w in run.manifest.get("overrides", []) if not w.startswith("run_dir=")]
             return cls(
                 path,
                 run.state,
                 started and started.astimezone(),
-                len(run.epochs),
-                run.epochs[-1]["step"] if run.epochs else 0,
+                len(run.metrics),
+                int(run.metrics["step"].iloc[-1]) if len(run.metrics) else 0,
                 metric,
                 best,
                 is_max,

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import yaml
 from markupsafe import Markup
 
@@ -19,6 +20,7 @@ from penstock.addons.reports.page import Section
 from penstock.addons.reports.values import (
     Steps,
     clock,
+    column,
     command,
     counted,
     duration,
@@ -29,8 +31,8 @@ from penstock.addons.reports.values import (
     seconds_of,
     stages,
 )
-from penstock.runs.manifest import PACKAGES
-from penstock.runs.record import Ledger, RunRecord
+from penstock.runs.folder import PACKAGES
+from penstock.runs.run import Run
 
 _AGAIN = "outputs/again"
 _SHAPES = {"clips": "strips", "signals": "wide-ones", "views": "wide-ones"}
@@ -38,7 +40,7 @@ _MOST = 200  # rows of a table
 _NAMED = 20  # samples that were left out
 
 
-def settings(run: RunRecord) -> Section:
+def settings(run: Run) -> Section:
     """The command, the git state, the keys that were typed, and the whole configuration, folded."""
     whole = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True, width=88)
     git = run.manifest.get("git") or {}
@@ -63,7 +65,7 @@ def settings(run: RunRecord) -> Section:
     )
 
 
-def environment(run: RunRecord) -> Section:
+def environment(run: Run) -> Section:
     """Machine and versions, and the lines that make the same run again and compare it."""
     manifest, git = run.manifest, run.manifest.get("git") or {}
     packages = {name: version for name, version in manifest.get("packages", {}).items() if version}
@@ -92,11 +94,11 @@ def _text(value: object) -> object:
     return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
-def time_spent(run: RunRecord) -> Section | None:
+def time_spent(run: Run) -> Section | None:
     """Share of waiting and speed over the epochs (or the logs of one), and the work by stage."""
-    by_epoch = len(run.epochs) > 1
-    records = run.epochs if by_epoch else run.logs or run.epochs
-    if not records:
+    by_epoch = len(run.metrics) > 1
+    records = run.metrics if by_epoch or run.logs.empty else run.logs
+    if records.empty:
         return None
     steps, x = Steps(run), "epoch" if by_epoch else "step"
     label = "epoch" if by_epoch else "optimizer steps"
@@ -119,7 +121,7 @@ def time_spent(run: RunRecord) -> Section | None:
     )
 
 
-def starts(run: RunRecord) -> Section | None:
+def starts(run: Run) -> Section | None:
     """A table of starts, where the time between them went, and a table of workers' deaths."""
     if not run.sessions:
         return None
@@ -155,9 +157,9 @@ def starts(run: RunRecord) -> Section | None:
     return Section("Starts and stops", page.together(table, page.facts(facts), _deaths(run)))
 
 
-def _deaths(run: RunRecord) -> Markup:
+def _deaths(run: Run) -> Markup:
     """Workers that died, by epoch, with the speed of that epoch beside the others'."""
-    deaths, speeds = run.epochs.column("worker_deaths"), run.epochs.column("samples_per_second")
+    deaths, speeds = column(run.metrics, "worker_deaths"), column(run.metrics, "samples_per_second")
     died = np.isfinite(deaths) & (deaths != 0)
     if not died.any():
         return page.paragraph("No worker died.")
@@ -165,7 +167,7 @@ def _deaths(run: RunRecord) -> Markup:
     usual = float(np.median(others)) if len(others) else 0.0
     rows = [
         (
-            int(run.epochs.column("epoch")[row]),
+            int(column(run.metrics, "epoch")[row]),
             int(deaths[row]),
             f"{speeds[row]:,.0f}",
             f"{speeds[row] / usual - 1:+.0%}" if usual else "–",
@@ -195,13 +197,13 @@ _OUTLYING = 5.0  # deviations from which on a loss is a spike
 _MOST_SPIKES = 8
 
 
-def spikes_of(ledger: Ledger) -> list[Spike]:
+def spikes_of(ledger: pd.DataFrame) -> list[Spike]:
     """The steps whose loss is far above that of the steps around, the farthest first.
 
     A loss is compared with the median around it, since losses fall; the deviation is the median
     one of all steps, times 1.4826, as that of normal noise.
     """
-    loss, width = np.asarray(ledger.loss, float), 2 * _AROUND + 1
+    loss, width = ledger["loss"].to_numpy(float), 2 * _AROUND + 1
     if len(loss) < width:
         return []
     windows = np.lib.stride_tricks.sliding_window_view(loss, width)[:: max(1, len(loss) // 50_000)]
@@ -216,11 +218,12 @@ def spikes_of(ledger: Ledger) -> list[Spike]:
     above[:_AROUND] = 0
     far = np.flatnonzero(np.isfinite(above) & (above > _OUTLYING * max(deviation, 1e-12)))
     far = far[np.argsort(-above[far], kind="stable")][:_MOST_SPIKES]
-    columns = (ledger.epoch, ledger.step, loss, loss / usual, ledger.samples)
+    epoch, step, samples = (ledger[name].to_numpy() for name in ("epoch", "step", "samples"))
+    columns = (epoch, step, loss, loss / usual, samples)
     return [Spike(*(column[i].item() for column in columns)) for i in far]
 
 
-def spikes(run: RunRecord) -> Section | None:
+def spikes(run: Run) -> Section | None:
     """A table of spikes with the commands that make their batches again."""
     if run.ledger is None:
         trainer: Any = run.config.get("trainer") or {}
@@ -245,7 +248,7 @@ def spikes(run: RunRecord) -> Section | None:
     return Section("Spikes", page.together(page.table(caption, head, rows, (1, 2, 3)), first))
 
 
-def data(run: RunRecord) -> Section:
+def data(run: Run) -> Section:
     """Rows, fingerprints, counts of classes, the order, and what was left out."""
     facts, parts = read(run.path) or {}, []
     splits: list[dict[str, Any]] = facts.get("splits", [])
@@ -289,7 +292,7 @@ def _counts(splits: list[dict[str, Any]], name: str) -> Markup:
     )
 
 
-def _left_out(run: RunRecord) -> Markup:
+def _left_out(run: Run) -> Markup:
     if not run.left_out:
         return page.paragraph("No sample was left out by this run.")
     rows = [(row.split, row.index, row.path, row.cause) for row in run.left_out[:_NAMED]]
@@ -298,7 +301,7 @@ def _left_out(run: RunRecord) -> Markup:
     return page.table(caption, ["split", "row", "file", "cause"], rows, numbers=[1])
 
 
-def samples(run: RunRecord) -> Section | None:
+def samples(run: Run) -> Section | None:
     """The first batches, each with the line that makes it again, and predictions."""
     facts = read(run.path)
     if facts is None:

@@ -22,11 +22,11 @@ from markupsafe import Markup
 from penstock.addons.reports import page, report
 from penstock.addons.reports.charts import COLORS, MUTED, Curve, chart
 from penstock.addons.reports.page import Section
-from penstock.addons.reports.values import counted, moment, numeral
+from penstock.addons.reports.values import column, counted, finite, moment, numeral
 from penstock.addons.sweeps.sweep import FINISHED, REPEATED, Job, jobs_of
 from penstock.errors import ConfigError, PenstockError, Problem
-from penstock.runs import manifest
-from penstock.runs.record import RunRecord
+from penstock.runs.folder import MANIFEST
+from penstock.runs.run import Run
 
 UNDONE = ("failed", "preempted", "interrupted", "killed", "running")
 
@@ -41,7 +41,7 @@ class SweepJob(Job):
     """A job of a sweep, with what its run has measured."""
 
     @cached_property
-    def run(self) -> RunRecord | None:
+    def run(self) -> Run | None:
         """None if it has no run's folder, or one that is damaged."""
         return self._read[0]
 
@@ -51,10 +51,10 @@ class SweepJob(Job):
         return "; ".join(filter(None, (self.error, self._read[1])))
 
     @cached_property
-    def _read(self) -> tuple[RunRecord | None, str]:
+    def _read(self) -> tuple[Run | None, str]:
         try:
-            run = RunRecord.read(self.path) if (self.path / "config.yaml").exists() else None
-            assert run is None or run.epochs is not None  # reads what may be damaged
+            run = Run(self.path) if (self.path / "config.yaml").exists() else None
+            assert run is None or run.metrics is not None  # reads what may be damaged
         except PenstockError as error:
             return None, str(error)
         return run, ""
@@ -147,7 +147,7 @@ class SweepRecord:
 
 def is_sweep(path: Path) -> bool:
     """Whether `path` is the folder of a sweep, and not of a run."""
-    return not (path / manifest.NAME).exists() and any(jobs_of(path))
+    return not (path / MANIFEST).exists() and any(jobs_of(path))
 
 
 def write(folder: Path, key: str = "runs") -> Path:
@@ -309,11 +309,11 @@ def _state(job: SweepJob) -> Markup:
 def _so_far(sweep: SweepRecord, job: SweepJob) -> str:
     """The best value of a job that has not ended, or failed."""
     name = f"val/{sweep.metric.removeprefix('val/')}"
-    if job.run is None or not len(measured := job.run.epochs.finite(name)):
+    if job.run is None or not len(measured := finite(job.run.metrics, name)):
         return ""
-    values = job.run.epochs.column(name)[measured]
+    values = column(job.run.metrics, name)[measured]
     best = int(values.argmax() if sweep.larger_is_better else values.argmin())
-    epoch = job.run.epochs.column("epoch")[measured[best]]
+    epoch = column(job.run.metrics, "epoch")[measured[best]]
     return f"{numeral(float(values[best]), 5)} in epoch {epoch}"
 
 
@@ -374,9 +374,9 @@ def _over_each_other(sweep: SweepRecord, name: str, wide: bool) -> Markup:
 
 
 def _curve(job: SweepJob, name: str, color: str) -> Curve | None:
-    if job.run is None or len(places := job.run.epochs.finite(name)) < 2:
+    if job.run is None or len(places := finite(job.run.metrics, name)) < 2:
         return None
-    x, y = (job.run.epochs.column(column)[places].tolist() for column in ("epoch", name))
+    x, y = (column(job.run.metrics, of)[places].tolist() for of in ("epoch", name))
     return Curve(job.name, x, y, color=color, thin=True, named=False)
 
 

@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from penstock import program
 from penstock.config.hydra import of_run
 from penstock.order.address import Skipped
-from penstock.runs.record import RunRecord
+from penstock.runs.run import Run
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -70,25 +71,35 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def weighted(run: RunRecord, name: str) -> float | None:
+def column(frame: pd.DataFrame, name: str) -> np.ndarray:
+    """A number of each row of a run's metrics or logs; NaN where it was not measured."""
+    return frame[name].to_numpy() if name in frame else np.full(len(frame), np.nan)
+
+
+def finite(frame: pd.DataFrame, name: str) -> np.ndarray:
+    """The rows that have a finite number of that name."""
+    return np.flatnonzero(np.isfinite(column(frame, name)))
+
+
+def weighted(run: Run, name: str) -> float | None:
     """The mean of an epoch's value, each epoch weighing as long as it took."""
-    values, seconds = run.epochs.column(name), run.epochs.column("seconds")
+    values, seconds = column(run.metrics, name), column(run.metrics, "seconds")
     known = np.isfinite(values) & np.isfinite(seconds)
     total = float(seconds[known].sum())
     return float((values[known] * seconds[known]).sum()) / total if total else None
 
 
-def seconds_of(run: RunRecord) -> float:
+def seconds_of(run: Run) -> float:
     """Of training, in the epochs that have ended."""
-    return float(run.epochs.column("seconds")[run.epochs.finite("seconds")].sum())
+    return float(column(run.metrics, "seconds")[finite(run.metrics, "seconds")].sum())
 
 
-def furthest(run: RunRecord) -> dict[str, Any] | None:
-    """Event, epoch and step of the record of the latest step; None if there is no record."""
+def furthest(run: Run) -> dict[str, Any] | None:
+    """Epoch and step of the record of the latest step; None if there is no record."""
     last = [
-        series.address(int(series.column("step").argmax()))
-        for series in (run.logs, run.epochs)
-        if series
+        {name: int(frame[name].iloc[frame["step"].argmax()]) for name in ("epoch", "step")}
+        for frame in (run.logs, run.metrics)
+        if len(frame)
     ]
     return max(last, key=lambda record: record["step"], default=None)
 
@@ -102,21 +113,21 @@ def thinned(values: np.ndarray, most: int) -> np.ndarray:
     return np.unique([part[[values[part].argmin(), values[part].argmax()]] for part in parts])
 
 
-def stages(run: RunRecord) -> dict[str, float]:
+def stages(run: Run) -> dict[str, float]:
     """Milliseconds that a sample takes in each stage, the mean over epochs."""
-    names = [name for name in run.epochs.names if name.startswith("ms/")]
+    names = [name for name in run.metrics.columns if name.startswith("ms/")]
     return {name[3:]: mean for name in names if (mean := weighted(run, name)) is not None}
 
 
 class Steps:
     """Addresses of a run as numbers of optimizer steps, the axis of its curves."""
 
-    def __init__(self, run: RunRecord) -> None:
+    def __init__(self, run: Run) -> None:
         self.accumulate = int(number(run.config.get("trainer"), "accumulate") or 1)
         self._skipped = Skipped()
         for session in run.sessions:
             self._skipped |= Skipped.of(session.get("skipped"))
-        pairs = zip(run.epochs.column("epoch"), run.epochs.column("step"), strict=True)
+        pairs = zip(column(run.metrics, "epoch"), column(run.metrics, "step"), strict=True)
         self._ends = {int(epoch): int(step) for epoch, step in pairs}
 
     def _before(self, epoch: int) -> int | None:
@@ -129,18 +140,18 @@ class Steps:
         done = step + 1 - self._skipped.count(epoch, 0, step + 1)
         return None if before is None else before + done / self.accumulate
 
-    def note(self, record: dict[str, Any]) -> str:
-        """The address that a line of metrics.jsonl was written after, and its optimizer steps."""
-        epoch, steps = record["epoch"], record["step"]
+    def note(self, records: pd.DataFrame, row: int) -> str:
+        """The address that a row of metrics or logs was measured after, and its optimizer steps."""
+        epoch, steps = int(records["epoch"].iloc[row]), int(records["step"].iloc[row])
         taken, before = counted(steps, "optimizer step"), self._before(epoch)
-        if record["event"] == "epoch":
+        if "seconds" in records:  # of whole epochs
             return f"epoch {epoch}, whole · {taken}"
         if before is None or self.accumulate > 1 or steps <= before or self._skipped:
             return f"epoch {epoch} · {taken}"
         return f"epoch {epoch}, step {steps - before - 1} · {taken}"
 
 
-def command(run: RunRecord, *words: str, again: bool = False) -> str:
+def command(run: Run, *words: str, again: bool = False) -> str:
     """A command line of this program with the overrides `words`.
 
     Args:
@@ -151,11 +162,11 @@ def command(run: RunRecord, *words: str, again: bool = False) -> str:
     return program.text(*(own if again else ()), *words)
 
 
-def replay(run: RunRecord, epoch: int, step: int) -> str:
+def replay(run: Run, epoch: int, step: int) -> str:
     """The command that makes a batch of the run again."""
     return command(run, "task=replay", f"epoch={epoch}", f"step={step}", again=True)
 
 
-def overrides(run: RunRecord) -> list[str]:
+def overrides(run: Run) -> list[str]:
     """What the run was asked for, without its task and folders."""
     return of_run(run.manifest.get("overrides", []))

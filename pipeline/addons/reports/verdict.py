@@ -11,9 +11,11 @@ from markupsafe import Markup
 from penstock import program
 from penstock.addons.reports import page
 from penstock.addons.reports.values import (
+    column,
     command,
     counted,
     duration,
+    finite,
     furthest,
     number,
     numeral,
@@ -23,7 +25,7 @@ from penstock.addons.reports.values import (
     weighted,
 )
 from penstock.loading.worker_status import WAITS
-from penstock.runs.record import RunRecord
+from penstock.runs.run import Run
 
 _MUCH, _LITTLE = 0.1, 0.01  # of a loss: a rise that means something, and a fall that does not
 _ADDRESS = re.compile(r"epoch (\d{1,12}), step (\d{1,12})", re.ASCII)
@@ -36,13 +38,13 @@ _STOPPED = {
 }
 
 
-def title(run: RunRecord) -> str:
+def title(run: Run) -> str:
     """The names of the model and the dataset."""
     model, data = (program.name_of(run.config.get(part)) for part in ("model", "dataset"))
     return f"{model} on {data}"
 
 
-def lead(run: RunRecord) -> Markup:
+def lead(run: Run) -> Markup:
     """State, verdict, the most important numbers, and the commands that come next."""
     verdict = Markup('<p class="verdict"><span class="state {0}">{0}</span> {1}</p>').format(
         page.shown(run.state), page.shown(sentence(run))
@@ -51,18 +53,18 @@ def lead(run: RunRecord) -> Markup:
     return page.together(verdict, page.figures(figures(run)), *lines)
 
 
-def sentence(run: RunRecord) -> str:
+def sentence(run: Run) -> str:
     """The verdict in a line, without the state."""
     parts = [_stopped(run), result(run), _bound(run)]
     return " ".join(part for part in parts if part) or "It ended before the first step."
 
 
-def result(run: RunRecord) -> str:
+def result(run: Run) -> str:
     """The best value beside the baseline's, and what is wrong with the losses."""
     return f"{_reached(run)} {concern(run)}".strip()
 
 
-def _stopped(run: RunRecord) -> str:
+def _stopped(run: Run) -> str:
     if run.state not in _STOPPED:
         return ""
     last = furthest(run)
@@ -72,7 +74,7 @@ def _stopped(run: RunRecord) -> str:
     return f"{how}{where}: {reason}." if reason else f"{how}{where}."
 
 
-def monitored(run: RunRecord) -> tuple[str, float | None, float | None, int | None]:
+def monitored(run: Run) -> tuple[str, float | None, float | None, int | None]:
     """The metric that decides, its best value, that of the baseline, and the epoch."""
     name, record = str(run.manifest.get("monitor") or "loss"), run.manifest.get("best")
     epoch = number(record, "epoch")
@@ -84,14 +86,14 @@ def monitored(run: RunRecord) -> tuple[str, float | None, float | None, int | No
     )
 
 
-def _reached(run: RunRecord) -> str:
+def _reached(run: Run) -> str:
     name, own, constant, epoch = monitored(run)
     if own is None:
         if "monitor" in run.manifest and run.manifest["monitor"] is None:
             return "It had no validation."
-        seen = run.epochs.column(f"val/{name}")[run.epochs.finite(f"val/{name}")]
+        seen = column(run.metrics, f"val/{name}")[finite(run.metrics, f"val/{name}")]
         if not len(seen):
-            return f"{name} was never a number." if len(run.epochs) else ""
+            return f"{name} was never a number." if len(run.metrics) else ""
         return f"{name} was {numeral(seen[-1])} when last measured."
     text = f"{name} reached {numeral(own)} in epoch {epoch}"
     if constant is None:
@@ -100,7 +102,7 @@ def _reached(run: RunRecord) -> str:
     return f"{text}, {how} than {numeral(constant)} of {baseline_of(run)}."
 
 
-def is_better(run: RunRecord) -> bool:
+def is_better(run: Run) -> bool:
     """Whether the best value is better than the baseline's, as far as there is one."""
     _, own, constant, _ = monitored(run)
     if own is None or constant is None:
@@ -108,19 +110,19 @@ def is_better(run: RunRecord) -> bool:
     return own != constant and (own > constant) == (run.manifest.get("mode") == "max")
 
 
-def baseline_of(run: RunRecord) -> str:
+def baseline_of(run: Run) -> str:
     """What the result is compared with."""
     return str(run.manifest.get("baseline_name") or "a constant prediction")
 
 
-def concern(run: RunRecord) -> str:
+def concern(run: Run) -> str:
     """What is wrong with the losses, and the likely way out; empty where nothing is."""
-    train, val = (run.epochs.column(name) for name in ("train/loss", "val/loss"))
+    train, val = (column(run.metrics, name) for name in ("train/loss", "val/loss"))
     level, rate = number(run.manifest.get("baseline"), "loss"), _smaller(run)
     if not len(train) or not np.isfinite(train[-1]):
         return ""
-    measured = run.epochs.finite("val/loss")
-    if "val/loss" in run.epochs.names and not np.isfinite(val[-1]):
+    measured = finite(run.metrics, "val/loss")
+    if "val/loss" in run.metrics.columns and not np.isfinite(val[-1]):
         return f"The validation loss was not a number in the last epoch.{rate}"
     best = measured[val[measured].argmin()] if len(measured) else -1
     first, last, least = float(train[0]), float(train[-1]), float(val[best])
@@ -135,7 +137,7 @@ def concern(run: RunRecord) -> str:
         return f"The training loss stayed at {numeral(last)}: a larger optimizer.lr may help."
     if val[-1] > least + _MUCH * abs(least) and last < train[best]:
         return (
-            f"It overfits: after epoch {run.epochs.column('epoch')[best]} the "
+            f"It overfits: after epoch {column(run.metrics, 'epoch')[best]} the "
             f"validation loss rose from {numeral(least)} to {numeral(float(val[-1]))}, and the "
             "training loss fell."
         )
@@ -147,12 +149,12 @@ def concern(run: RunRecord) -> str:
     return ""
 
 
-def _smaller(run: RunRecord) -> str:
+def _smaller(run: Run) -> str:
     rate = number(run.config.get("optimizer"), "lr")
     return "" if not rate else f" A smaller learning rate may help: optimizer.lr={rate / 10:g}."
 
 
-def _bound(run: RunRecord) -> str:
+def _bound(run: Run) -> str:
     """What bounds the speed, by the rule of `task=profile`."""
     waited, speed = weighted(run, "wait_share"), weighted(run, "samples_per_second")
     if waited is None:
@@ -180,7 +182,7 @@ def _bound(run: RunRecord) -> str:
     )
 
 
-def _workers(run: RunRecord) -> int | None:
+def _workers(run: Run) -> int | None:
     """How many make batches; None where that was found while it ran."""
     loader: Any = run.config.get("loader")
     workers = loader.get("num_workers") if isinstance(loader, dict) else None
@@ -189,7 +191,7 @@ def _workers(run: RunRecord) -> int | None:
     return workers if isinstance(workers, int) and not isinstance(workers, bool) else None
 
 
-def figures(run: RunRecord) -> list[tuple[str, object, object]]:
+def figures(run: Run) -> list[tuple[str, object, object]]:
     """The most important numbers: name, value, and a note or None."""
     numbers: list[tuple[str, object, object]] = []
     name, own, constant, epoch = monitored(run)
@@ -199,8 +201,10 @@ def figures(run: RunRecord) -> list[tuple[str, object, object]]:
     if constant is not None and own is not None:
         numbers.append((baseline_of(run), numeral(constant), f"{name} to beat"))
     numbers += [(f"test {name}", numeral(value), "measured once") for value in _tested(run, name)]
-    if run.epochs:
-        numbers.append(("epochs", len(run.epochs), counted(run.epochs[-1]["step"], "step")))
+    if len(run.metrics):
+        numbers.append(
+            ("epochs", len(run.metrics), counted(int(run.metrics["step"].iloc[-1]), "step"))
+        )
         numbers.append(("training", duration(seconds_of(run)), None))
     if speed is not None:
         numbers.append(("samples per second", f"{speed:,.0f}", None))
@@ -209,7 +213,7 @@ def figures(run: RunRecord) -> list[tuple[str, object, object]]:
     return numbers
 
 
-def _tested(run: RunRecord, name: str) -> list[float]:
+def _tested(run: Run, name: str) -> list[float]:
     """What `task=test` has measured, if it has."""
     test: Any = run.manifest.get("test")
     metrics = test.get("metrics") if isinstance(test, dict) else None
@@ -217,7 +221,7 @@ def _tested(run: RunRecord, name: str) -> list[float]:
     return [float(value)] if isinstance(value, (int, float)) else []
 
 
-def to_type(run: RunRecord) -> list[tuple[str, str]]:
+def to_type(run: Run) -> list[tuple[str, str]]:
     """Commands, each with what it is for."""
     resume = program.override("resume", run.path)
     if run.state in ("preempted", "interrupted", "killed"):
@@ -235,8 +239,8 @@ def to_type(run: RunRecord) -> list[tuple[str, str]]:
     if (weighted(run, "wait_share") or 0.0) >= WAITS:
         lines.append((command(run, "task=profile", again=True), "To see where the time goes:"))
     *_, epoch = monitored(run)
-    if epoch is not None and run.epochs and run.manifest.get("reason") == "max_epochs":
-        last = run.epochs[-1]["epoch"]
+    if epoch is not None and len(run.metrics) and run.manifest.get("reason") == "max_epochs":
+        last = int(run.metrics["epoch"].iloc[-1])
         if epoch == last and _improves(run) and is_better(run) and not concern(run):
             more = command(run, resume, f"trainer.max_epochs={2 * (last + 1)}")
             lines.append((more, "It was still getting better. To train longer:"))
@@ -251,10 +255,10 @@ def to_type(run: RunRecord) -> list[tuple[str, str]]:
     return lines
 
 
-def _improves(run: RunRecord) -> bool:
+def _improves(run: Run) -> bool:
     """Whether the last epochs were the best: three in a row, or all of two."""
     name = f"val/{monitored(run)[0]}"
-    values = run.epochs.column(name)[run.epochs.finite(name)][-3:]
+    values = column(run.metrics, name)[finite(run.metrics, name)][-3:]
     steps = np.diff(values) if run.manifest.get("mode") == "max" else -np.diff(values)
     return len(steps) > 0 and bool((steps > 0).all())
 

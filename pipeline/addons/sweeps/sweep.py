@@ -30,12 +30,12 @@ from penstock.distributed import stop, world
 from penstock.errors import PREEMPTED, ConfigError, Problem
 from penstock.files.disk import prepare, write_atomically
 from penstock.files.locks import is_locked, lock
-from penstock.runs.manifest import NAME, has_manifest, read_manifest
-from penstock.runs.resumption import SCHEDULES, fingerprint, is_harmless, key_of
+from penstock.runs.folder import HOLDER, MANIFEST, has_manifest, read_manifest
+from penstock.runs.resume import SCHEDULES, fingerprint, is_harmless, key_of
 from penstock.terminal import put, say
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")  # of settings, which are sorted by their size
-TABLE, MEANS, LOCK, HOLDER = "sweep.csv", "means.csv", "job.lock", "holder.json"
+TABLE, MEANS, LOCK = "sweep.csv", "means.csv", "job.lock"
 FINISHED, PRUNING = ("done", "pruned"), "pruning"  # the reason in a hopeless trial's manifest
 
 # Keys whose values repeat a setting.
@@ -126,7 +126,9 @@ class Job:
 def jobs_of(folder: Path) -> list[Job]:
     """The jobs of the sweep in `folder` that have begun, by their settings."""
     found = []
-    for path in sorted({one.parent for one in folder.rglob(NAME) if one.stat().st_size} - {folder}):
+    for path in sorted(
+        {one.parent for one in folder.rglob(MANIFEST) if one.stat().st_size} - {folder}
+    ):
         try:
             found.append(Job.read(path))
         except ConfigError as error:  # it is damaged
@@ -144,7 +146,7 @@ def jobs_of(folder: Path) -> list[Job]:
 def note(folder: Path, **facts: Any) -> None:
     """Add facts to the manifest of a job that no run has claimed, or whose run has ended."""
     text = json.dumps({**Job.read(folder).manifest, **facts}, indent=2)
-    write_atomically(folder / NAME, f"{text}\n".encode())
+    write_atomically(folder / MANIFEST, f"{text}\n".encode())
 
 
 def run_job(
@@ -184,7 +186,7 @@ def run_job(
                 return math.nan if job.value is None else job.value
             say(f"job {job.name}: {' '.join(words) or '(defaults)'}")
             if not job.manifest.get("sessions"):  # it failed before it became a run
-                (folder / NAME).unlink(missing_ok=True)
+                (folder / MANIFEST).unlink(missing_ok=True)
             elif config.task == "fit":
                 config = config.model_copy(update={"resume": "auto"})
             value = task(config)

@@ -1,4 +1,3 @@
-import copy
 import json
 import math
 import multiprocessing
@@ -14,8 +13,8 @@ import yaml
 
 from penstock import program
 from penstock.errors import ConfigError, PenstockError
-from penstock.runs import run_folder
-from penstock.runs.run_folder import RunFolder, last_code
+from penstock.runs import folder as run_folder
+from penstock.runs.folder import RunFolder, same_data
 
 
 def manifest(folder):
@@ -55,13 +54,14 @@ def test_what_a_run_started_with_is_written_at_once(tmp_path):
 def test_the_end_is_added(tmp_path):
     folder = RunFolder.claim(tmp_path / "one", {})
     folder.manifest["best"] = {"val/nme": math.inf}
-    folder.finish("done", order="00ff")
+    folder.manifest["order"] = "00ff"
+    folder.finish("done")
     written = manifest(folder)
     assert (written["status"], written["order"]) == ("done", "00ff")
     assert written["best"] == {"val/nme": None}
     assert written["started"] <= written["ended"]
     names = {path.name for path in folder.path.iterdir()}
-    assert names == {"config.yaml", "manifest.json", "holder.json"}
+    assert names == {"config.yaml", "manifest.json", "holder.txt"}
 
 
 def test_a_taken_folder_is_left_alone(tmp_path):
@@ -74,11 +74,6 @@ def test_a_taken_folder_is_left_alone(tmp_path):
 
 def test_an_empty_folder_can_be_claimed(tmp_path):
     assert RunFolder.claim(tmp_path, {}).path == tmp_path  # as hydra makes one for a sweep's job
-
-
-def test_so_is_one_with_nothing_but_the_result_of_a_job_that_never_began(tmp_path):
-    (tmp_path / "result.json").write_text("{}")
-    assert RunFolder.claim(tmp_path, {}).path == tmp_path
 
 
 def test_claims_at_the_same_time_get_folders_of_their_own(tmp_path):
@@ -99,21 +94,25 @@ def test_metrics_are_lines_of_strict_json(tmp_path):
     assert read == [{"epoch": 0, "loss": 0.1, "nested": [None, 1.0]}, {"epoch": 1, "loss": None}]
 
 
+def reopen(path, trainer=None, overrides=(), world=1, **facts):
+    return RunFolder.reopen(path, trainer or {}, list(overrides), world, **facts)
+
+
 def ended(path, **facts):
     """A run's folder whose run has ended."""
-    folder = RunFolder.claim(path, {"seed": 0}, seed=0, **facts)
+    folder = RunFolder.claim(path, {"seed": 0, "trainer": {}}, seed=0, **facts)
     folder.finish("done")
     return folder
 
 
 def test_a_run_continues_in_its_own_folder(tmp_path):
     first = ended(tmp_path / "one", fingerprint="abc")
-    again = RunFolder.reopen(tmp_path / "one", world=4, resumed="step-8", at=[1, 2])
+    again = reopen(tmp_path / "one", world=4, resumed="step-8", at=[1, 2])
     assert again.path == first.path
     written = manifest(again)
     assert (written["status"], written["fingerprint"]) == ("running", "abc")
     assert "ended" not in written
-    again.finish("preempted", order="00")
+    again.finish("preempted")
     written = manifest(again)
     assert written["status"] == "preempted"
     assert written["started"] == first.manifest["started"]
@@ -126,23 +125,12 @@ def test_a_run_continues_in_its_own_folder(tmp_path):
         }
 
 
-def test_a_folder_of_before_sessions_can_be_resumed(tmp_path):
-    ended(tmp_path / "one")
-    old = {"status": "done", "seed": 3}
-    (tmp_path / "one" / "manifest.json").write_text(json.dumps(old))
-    (tmp_path / "one" / "holder.json").unlink()
-    again = RunFolder.reopen(tmp_path / "one")
-    assert manifest(again)["seed"] == 3
-    assert len(manifest(again)["sessions"]) == 1
-    again.release()
-
-
 def hold(path, again, pipe):
     """Hold a run's folder, with a child as loaders have, until this is killed."""
     if again:
-        RunFolder.reopen(path)
+        reopen(path)
     else:
-        RunFolder.claim(path, {})
+        RunFolder.claim(path, {"trainer": {}})
     child = os.fork()
     if child == 0:
         signal.pause()
@@ -165,14 +153,14 @@ def test_a_second_run_is_refused_and_learns_who_holds_the_folder(tmp_path, again
     try:
         before = (path / "manifest.json").read_bytes()
         with pytest.raises(ConfigError) as refused:
-            RunFolder.reopen(path)
+            reopen(path)
         command = f"({program.joined(sys.orig_argv)[:40]}"
         for word in (f"process {process.pid}", platform.node(), "since 20", command, "run_dir"):
             assert word in str(refused.value)
         assert (path / "manifest.json").read_bytes() == before
         process.kill()
         process.join()
-        RunFolder.reopen(path).release()  # at once, though its child lives
+        reopen(path).release()  # at once, though its child lives
         os.kill(child, 0)
     finally:
         os.kill(child, signal.SIGKILL)
@@ -182,14 +170,14 @@ def test_of_many_that_reopen_at_the_same_time_one_gets_the_folder(tmp_path):
     ended(tmp_path / "one")
     opened, refused = [], []
 
-    def reopen(_):
+    def try_it(_):
         try:
-            opened.append(RunFolder.reopen(tmp_path / "one"))
+            opened.append(reopen(tmp_path / "one"))
         except ConfigError as error:
             refused.append(str(error))
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(reopen, range(8)))
+        list(pool.map(try_it, range(8)))
     assert len(opened) == 1
     for message in refused:  # the last may have been just too early to read who it is
         assert str(os.getpid()) in message or "another process" in message
@@ -200,7 +188,7 @@ def test_of_many_that_reopen_at_the_same_time_one_gets_the_folder(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (None, "does not exist"),
+        (None, "its folder is gone"),
         ({}, "not a run.s folder"),
         ({"manifest.json": "{"}, "is damaged: Expecting property name"),
     ],
@@ -213,13 +201,13 @@ def test_what_is_no_run_is_not_reopened(tmp_path, files, message):
             (path / name).write_text(text)
     for _ in range(2):  # the first has let go again
         with pytest.raises(PenstockError, match=message):
-            RunFolder.reopen(path)
+            reopen(path)
 
 
 def test_reopening_clears_away_what_a_killed_run_left(tmp_path):
     ended(tmp_path / "one")
     (tmp_path / "one" / ".manifest.json.123-0123abcd.tmp").write_text("half")
-    RunFolder.reopen(tmp_path / "one").release()
+    reopen(tmp_path / "one").release()
     assert not [path for path in (tmp_path / "one").iterdir() if path.name.startswith(".")]
 
 
@@ -243,7 +231,7 @@ def disturbed(tmp_path):
     lines(tmp_path / "one" / "metrics.jsonl", *logs[:2], ends[0], *logs[2:], ends[1])
     with (tmp_path / "one" / "ledger.jsonl").open("a") as file:
         file.write('{"epoch": 2, "st')
-    return RunFolder.reopen(tmp_path / "one"), steps
+    return reopen(tmp_path / "one"), steps
 
 
 @pytest.mark.parametrize(
@@ -267,96 +255,17 @@ def test_what_came_after_the_checkpoint_is_cut(tmp_path, address, updates, kept)
     assert [(line["event"], line["step"]) for line in read] == kept
 
 
-def test_rewinding_needs_no_files(tmp_path):
-    ended(tmp_path / "one")
-    folder = RunFolder.reopen(tmp_path / "one")
-    folder.rewind(3, 1, 7)
-    folder.release()
-
-
-def test_each_session_has_an_id_and_its_world(tmp_path):
-    ended(tmp_path / "one")
-    again = RunFolder.reopen(tmp_path / "one")
-    again.note(threads=3)
-    again.release()
-    first, second = manifest(again)["sessions"]
-    assert len(first["id"]) == len(second["id"]) == 16
-    assert first["id"] != second["id"]
-    assert (first["world"], second["world"]) == (1, 1)
-    assert "threads" not in first
-    assert second["threads"] == 3
-    assert (again.path / "manifest.json").read_text().startswith('{\n  "status": "running"')
-
-
-def test_overrides_replace_those_of_the_same_keys(tmp_path):
-    ended(tmp_path / "one", overrides=["+trainer.max_epochs=4", "seed=1", "~tracker"])
-    longer = ["trainer.max_epochs=9", "+tracker=x=y"]
-    again = RunFolder.reopen(tmp_path / "one", longer=longer)
-    assert manifest(again)["overrides"] == ["seed=1", *longer]
-    again.release()
-
-
-KNOWN = {"fingerprint": "sizes", "train": "f00d", "val": "d"}
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "after"),
-    [
-        (KNOWN, KNOWN, KNOWN),
-        (KNOWN, {**KNOWN, "fingerprint": "names"}, KNOWN),  # they cannot be compared
-        (
-            KNOWN,
-            {**KNOWN, "train": "beef"},
-            {
-                **KNOWN,
-                "train": "f00d, then beef",
-                "identity": {"train": {"known_by": "what is seen of it"}},
-            },
-        ),
-        (
-            {**KNOWN, "identity": {"train": {"rows": "0:a"}, "val": {"rows": "1:b"}}},
-            {**KNOWN, "identity": {"train": {"rows": "0:c"}}},
-            {
-                **KNOWN,
-                "train": "f00d, then f00d",
-                "identity": {"train": {"known_by": "what is seen of it"}, "val": {"rows": "1:b"}},
-            },
-        ),
-        ("odd", KNOWN, "odd"),
-    ],
-)
-def test_a_run_that_goes_on_with_other_data_says_so(before, now, after, tmp_path):
-    folder = RunFolder.claim(tmp_path / "one", {}, data=copy.deepcopy(before))
-    folder.had_other_data(now)
-    folder.release()
-    assert manifest(folder)["data"] == after
-
-
 def test_steps_that_are_taken_again_are_counted(tmp_path):
     ended(tmp_path / "one")
     steps = [{"epoch": e, "step": s, "samples": 8} for e, s in ((0, 0), (0, 1), (1, 0), (1, 2))]
     skipped = {"epoch": 1, "step": 1, "skipped_to": [1, 2]}
     lines(tmp_path / "one" / "ledger.jsonl", *steps[:3], skipped, steps[3])
     lines(tmp_path / "one" / "digests.jsonl", *({**step, "hash": "a"} for step in steps), steps[3])
-    folder = RunFolder.reopen(tmp_path / "one")
+    folder = reopen(tmp_path / "one")
     assert folder.rewind(0, 1, 1) == 3
     assert addresses(folder.path / "ledger.jsonl") == [(0, 0)]
     assert folder.rewind(0, 1, 1) == 0
     folder.release()
-
-
-def test_a_run_that_changed_nothing_keeps_its_end(tmp_path):
-    first = ended(tmp_path / "one")
-    again = RunFolder.reopen(tmp_path / "one")
-    assert (first.was_done, again.was_done) == (False, True)
-    again.finish("failed", unchanged=True, release=False, order="00")
-    written = manifest(again)
-    assert (written["status"], written["ended"]) == ("done", first.manifest["ended"])
-    assert "order" not in written
-    assert [session["status"] for session in written["sessions"]] == ["done", "failed"]
-    assert run_folder.take(again.path) is None
-    again.release()
-    run_folder.take(again.path).close()
 
 
 def test_an_end_that_cannot_be_written_releases_the_folder(tmp_path, monkeypatch):
@@ -367,58 +276,37 @@ def test_an_end_that_cannot_be_written_releases_the_folder(tmp_path, monkeypatch
 
     monkeypatch.setattr(run_folder, "write_atomically", refuse)
     with pytest.raises(PenstockError, match="full"):
-        folder.finish("failed", release=False)
+        folder.finish("failed")
     run_folder.take(folder.path).close()
 
 
-@pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "ledger.jsonl", "digests.jsonl", "checkpoints/a"]
-)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl", "digests.jsonl", "checkpoints"])
 def test_a_new_run_is_unused_until_it_has_written_something(name, tmp_path):
-    folder = RunFolder.claim(tmp_path / "one", {})
-    (folder.path / "checkpoints").mkdir()
+    folder = RunFolder.claim(tmp_path / "one", {"trainer": {}})
     assert folder.is_unused
     (folder.path / name).touch()
     assert not folder.is_unused
     (folder.path / name).unlink()
     folder.finish("done")
-    again = RunFolder.reopen(folder.path)
+    again = reopen(folder.path)
     assert not again.is_unused
     again.remove()
     assert not folder.path.exists()
 
 
-def test_the_code_of_the_last_start(tmp_path):
-    for content, code in (
-        ({"code": {"a": "1"}}, {"a": "1"}),
-        ({"code": {"a": "1"}, "sessions": [{"code": {"a": "2"}}, {}]}, {"a": "2"}),
-        ({"sessions": [{}]}, None),
-    ):
-        (tmp_path / "manifest.json").write_text(json.dumps(content))
-        assert last_code(tmp_path) == code
-    assert last_code(tmp_path / "none") is None
-
-
-def begun(folder, *names):
-    """The files of a claim that was killed: its manifest is empty."""
-    folder.mkdir()
-    for name in names:
-        (folder / name).touch()
-
-
 @pytest.mark.parametrize(
     ("names", "taken"),
     [
-        (["manifest.json"], False),
-        (["manifest.json", "config.yaml"], False),
         (["config.yaml"], True),
-        (["manifest.json", "metrics.jsonl"], True),
-        ([".hydra", "job.lock", "result.json", "holder.json"], False),
+        (["manifest.json", "holder.txt"], True),
+        ([".hydra", "job.lock", "holder.txt", "config.yaml"], False),
         ([".config.yaml.123-0123abcd.tmp"], False),
     ],
 )
 def test_a_folder_of_a_killed_claim_is_claimed_again(names, taken, tmp_path):
-    begun(tmp_path / "one", *names)
+    (tmp_path / "one").mkdir()
+    for name in names:
+        (tmp_path / "one" / name).touch()
     claimed = RunFolder.claim(tmp_path / "one", {})
     claimed.release()
     assert claimed.path.name == ("one-2" if taken else "one")
@@ -426,25 +314,36 @@ def test_a_folder_of_a_killed_claim_is_claimed_again(names, taken, tmp_path):
         assert sorted(path.name for path in (tmp_path / "one").iterdir()) == sorted(names)
 
 
-def test_a_folder_with_a_manifest_is_not_touched(tmp_path):
-    begun(tmp_path / "one")
-    (tmp_path / "one" / "manifest.json").write_text("{}")
-    assert RunFolder.claim(tmp_path / "one", {}).path.name == "one-2"
-    assert [path.name for path in (tmp_path / "one").iterdir()] == ["manifest.json"]
+def test_a_session_may_change_the_length(tmp_path):
+    ended(tmp_path / "one", overrides=["seed=1"])
+    again = reopen(tmp_path / "one", {"max_epochs": 9}, ["trainer.max_epochs=9"], world=2)
+    again.note(threads=3)
+    again.release()
+    assert manifest(again)["overrides"] == ["seed=1", "trainer.max_epochs=9"]
+    config = yaml.safe_load((again.path / "config.yaml").read_text())
+    assert config == {"seed": 0, "trainer": {"max_epochs": 9}}
+    first, second = manifest(again)["sessions"]
+    assert len(first["id"]) == len(second["id"]) == 16
+    assert first["id"] != second["id"]
+    assert (first["world"], second["world"], second["threads"]) == (1, 2, 3)
 
 
-def test_a_folder_that_another_process_claims_at_this_moment(tmp_path, monkeypatch):
-    take = run_folder.take
-    (tmp_path / "one").mkdir()
-    held = take(tmp_path / "one")
-    assert RunFolder.claim(tmp_path / "one", {}).path.name == "one-2"
-    held.close()
+KNOWN = {"fingerprint": "sizes", "train": "f00d", "identity": {"train": {"labels": "a"}}}
 
-    def late(folder):
-        (folder / "manifest.json").write_text("{}")
-        return take(folder)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(run_folder, "take", late)
-        assert run_folder._take(tmp_path / "one") is None
-    take(tmp_path / "one").close()
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({}, True),
+        ({"val": "other"}, True),
+        ({"fingerprint": "names"}, None),  # they cannot be compared
+        ({"train": "beef"}, False),
+        ({"identity": {"train": {"labels": "b"}}}, False),
+        ({"identity": {}}, False),
+    ],
+)
+def test_whether_two_runs_had_the_same_data(changes, same):
+    assert same_data(KNOWN, {**KNOWN, **changes}) is same
+    unproven = {**KNOWN, "identity": {"train": run_folder.UNPROVEN}}
+    assert same_data(unproven, unproven) is None
+    assert same_data({}, {}) is None

@@ -1,1 +1,0 @@
-"""Two runs, or a run and its repetition, address by address."""

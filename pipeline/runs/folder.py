@@ -1,0 +1,337 @@
+"""The folder of one run: its configuration, provenance and results.
+
+    config.yaml      the resolved configuration, without secrets and the environment
+    manifest.json    command, versions, git state, hardware, data, code, seed; status, results; and
+                     `sessions`: every start of the run, the first and those that resumed it
+    metrics.jsonl    a line for every measurement
+    holder.txt       the process that has the folder, or had it last; locked while it lives
+    checkpoints/     and whatever else the run makes
+
+A run claims it after everything is built, so a run that cannot start leaves nothing behind. A lock
+of the operating system keeps other runs out. Cost: about 50 ms, most of it git's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from importlib import metadata
+from io import FileIO
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+import penstock
+from penstock import program
+from penstock.distributed.world import usable_cpus
+from penstock.errors import ConfigError, Problem
+from penstock.files.disk import append, beside, cut, prepare, write_atomically, writing
+from penstock.files.locks import lock
+from penstock.loading.fingerprint import differing
+from penstock.terminal import one_line
+
+MANIFEST, CONFIG, HOLDER = "manifest.json", "config.yaml", "holder.txt"
+METRICS, LEDGER, DIGESTS = "metrics.jsonl", "ledger.jsonl", "digests.jsonl"
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "hydra-core",
+    "omegaconf",
+    "pandas",
+    "pillow",
+    "scikit-image",
+    "torchmetrics",
+    "safetensors",
+    "albumentations",
+)
+
+# Of a dataset without a fingerprint: where its class, code, arguments, length and labels agree, it
+# may still be another one.
+UNPROVEN = {"known_by": "what is seen of it"}
+
+Status = Literal["running", "done", "failed", "interrupted", "preempted"]
+
+
+class RunFolder:
+    """A folder that belongs to this run alone; `claim` makes it, `reopen` resumes it.
+
+    Attributes:
+        manifest: the contents of manifest.json.
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any], lock: FileIO) -> None:
+        self.path, self.manifest, self._lock = path, manifest, lock
+
+    @classmethod
+    def claim(
+        cls, path: Path, config: Mapping[str, Any], *, world: int = 1, **facts: Any
+    ) -> RunFolder:
+        """Make `path`, or `path`-2, -3 ... where that is taken, for this run.
+
+        A folder is taken if anything is in it. Of several processes that claim one at the same
+        time, each gets its own.
+
+        Args:
+            config: plain values, for config.yaml.
+            world: number of ranks.
+            facts: for the manifest, e.g. the seed; a fact replaces what has its name.
+
+        Raises:
+            DiskError: it cannot be made or written to.
+        """
+        for folder in chain([path], (path.with_name(f"{path.name}-{n}") for n in count(2))):
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            held = take(folder) if _is_free(folder) else None
+            if held is not None:
+                if _is_free(folder):
+                    break
+                held.close()  # another process was faster
+        assert held is not None
+        known = provenance()
+        run = cls(folder, {"status": "running", **known, **facts, "sessions": []}, held)
+        run._write_config(config)
+        run._begin_session(known, world)  # last, as from then on the folder can be resumed
+        return run
+
+    @classmethod
+    def reopen(
+        cls, path: Path, trainer: Mapping[str, Any], longer: list[str], world: int, **facts: Any
+    ) -> RunFolder:
+        """Resume in the folder of a run that has ended or was killed.
+
+        Args:
+            trainer: the values of its keys that this session may change, for config.yaml, from
+                which the next session starts.
+            longer: overrides that become the run's; of several of a key the last counts.
+            world: number of ranks.
+            facts: for the manifest's entry of this session.
+
+        Raises:
+            ConfigError: it is not a run's folder, its manifest is damaged, or a live process
+                has it.
+            DiskError: it cannot be written to.
+        """
+        held = take(path)
+        if held is None:
+            raise ConfigError(Problem("resume", held_by(path)))
+        try:
+            prepare(path, idle=0)
+            run = cls(path, {**read_manifest(path), "status": "running"}, held)
+            config = yaml.safe_load((path / CONFIG).read_bytes())
+            run._write_config({**config, "trainer": {**config["trainer"], **trainer}})
+        except BaseException:
+            held.close()
+            raise
+        run.manifest.pop("ended", None)
+        run.manifest["overrides"] = [*run.manifest.get("overrides", []), *longer]
+        run._begin_session(provenance(), world, **facts)
+        return run
+
+    def _write_config(self, config: Mapping[str, Any]) -> None:
+        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        write_atomically(self.path / CONFIG, text.encode(errors="backslashreplace"))
+
+    def _begin_session(self, known: Mapping[str, Any], world: int, **facts: Any) -> None:
+        names = ("command", "started", "penstock", "git", "python", "packages")
+        started = {"id": secrets.token_hex(8), **{name: known[name] for name in names}}
+        self.manifest.setdefault("sessions", []).append(started)
+        self.note(world=world, **facts)
+
+    def note(self, **facts: Any) -> None:
+        """Add facts to the manifest's entry of this session."""
+        self.manifest["sessions"][-1] |= facts
+        text = json.dumps(plain(self.manifest), indent=2, ensure_ascii=False)
+        path = self.path / MANIFEST
+        write_atomically(path, f"{text}\n".encode(errors="backslashreplace"))
+
+    def rewind(self, epoch: int, step: int, updates: int) -> int:
+        """Cut what was written after the checkpoint that the run resumes from; reads only that.
+
+        Returns:
+            The number of batches that were in the ledger, and are taken again.
+
+        Args:
+            epoch, step: address of the next batch.
+            updates: optimizer steps taken.
+        """
+        again = 0
+
+        def is_before(line: Any) -> bool:
+            return (int(line["epoch"]), int(line["step"])) < (epoch, step)
+
+        def is_counted(line: Any) -> bool:
+            nonlocal again
+            again += not is_before(line) and "samples" in line
+            return is_before(line)
+
+        def is_measured(line: Any) -> bool:
+            # The record of an epoch has the steps of its end, as the last log in it.
+            is_whole = line["event"] == "epoch"
+            return bool(line["epoch"] < epoch if is_whole else line["step"] <= updates)
+
+        cut(self.path / LEDGER, is_counted)
+        cut(self.path / DIGESTS, is_before)
+        cut(self.path / METRICS, is_measured)
+        return again
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append a line to metrics.jsonl; it survives a crash. NaN and infinities become null."""
+        append(self.path / METRICS, [json.dumps(plain(record))])
+
+    def finish(self, status: Status, release: bool = True, **results: Any) -> None:
+        """Write to the manifest how the run ended, when, and its results; release the folder."""
+        try:
+            self.manifest |= {"status": status, "ended": now(), **results}
+            self.note(status=status, ended=self.manifest["ended"])
+        finally:
+            if release:
+                self.release()
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether this is a new run that has recorded and saved nothing."""
+        names = (METRICS, LEDGER, DIGESTS, "checkpoints")
+        is_new = len(self.manifest["sessions"]) == 1
+        return is_new and not any((self.path / name).exists() for name in names)
+
+    def remove(self) -> None:
+        """Delete the folder, and release it."""
+        shutil.rmtree(self.path.rename(beside(self.path)))
+        self.release()
+
+    def release(self) -> None:
+        """Release the folder for other processes; a second time does nothing."""
+        self._lock.close()
+
+
+def take(folder: Path) -> FileIO | None:
+    """Lock `folder`, and leave in it who has it; None if another process has it."""
+    with writing(folder / HOLDER):
+        try:
+            held = lock(folder / HOLDER)
+        except BlockingIOError:
+            return None
+        held.truncate(0)
+        who = f"process {os.getpid()} on {platform.node()} since {now()}"
+        held.write(f"{who} ({program.joined(sys.orig_argv)})".encode())
+    return held
+
+
+def held_by(folder: Path) -> str:
+    """Who has `folder`, for a message."""
+    holder = one_line((folder / HOLDER).read_text(errors="replace")) or "another process"
+    return f"{folder} is in use by {holder}; wait for it or stop it, or set another run_dir"
+
+
+def _is_free(folder: Path) -> bool:
+    found = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    # A run that was killed while it claimed the folder left these.
+    begun = {HOLDER, CONFIG} if HOLDER in found else set()
+    return found <= {"job.lock", *begun}
+
+
+def now() -> str:
+    """The time, for records."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def provenance() -> dict[str, Any]:
+    """Command, versions, git state, hardware and time."""
+    import torch  # listing runs does without
+
+    def version_of(package: str) -> str | None:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return None
+
+    return {
+        "command": program.joined(sys.orig_argv),
+        "started": now(),
+        "penstock": penstock.__version__,
+        "git": git_state(),
+        "python": platform.python_version(),
+        "packages": {name: version_of(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "cpus": usable_cpus(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def git_state() -> dict[str, Any] | None:
+    """The commit of the working folder's checkout, and whether tracked files differ from it; None
+    if it is no checkout.
+    """
+    try:
+        commit, changed = (
+            subprocess.run(  # no monitor of the checkout's own choice
+                ["git", "-c", "core.fsmonitor=false", *words],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=10,
+            ).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON holds it: NaN and infinities, of which it knows none, are null."""
+    return json.loads(json.dumps(value), parse_constant=lambda name: None)
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether a run has begun in `folder`."""
+    return (folder / MANIFEST).is_file()
+
+
+def read_manifest(folder: Path, key: str = "resume") -> dict[str, Any]:
+    """The manifest of the run in `folder`.
+
+    Args:
+        key: of the configuration that names the folder.
+
+    Raises:
+        ConfigError: there is none, it cannot be read, or it is damaged.
+    """
+    path = folder / MANIFEST
+    try:
+        return {**json.loads(path.read_bytes())}
+    except FileNotFoundError:
+        reason = f"{folder} is not a run's folder: it has no {MANIFEST}"
+    except OSError as error:
+        reason = f"{path} cannot be read: {error.strerror or error}"
+    except (ValueError, TypeError) as error:
+        reason = (
+            f"{path} is damaged: {error}. Put a copy of it in its place, or begin anew from "
+            "a checkpoint of that run (resume=<file>)"
+        )
+    raise ConfigError(Problem(key, reason))
+
+
+def same_data(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool | None:
+    """Whether two runs had the same training data, by `data` of their manifests; None: unknown."""
+    (kind, train, marks), (other_kind, other, other_marks) = (
+        (run.get("fingerprint"), run.get("train"), run.get("identity", {}).get("train", {}))
+        for run in (first, second)
+    )
+    if kind != other_kind or train is None or other is None:
+        return None
+    if train != other or differing(marks, other_marks):
+        return False
+    return None if marks.items() >= UNPROVEN.items() else True

@@ -1,0 +1,188 @@
+"""Resuming a run: which one, and whether it is the same one.
+
+A run is the same one if its fingerprint is: every key that its weights depend on. Any other
+difference is refused by its key, or allowed by `resume_despite`. Two may always differ: a run may
+become longer, and leave out other batches from where it resumes on. A fingerprint does not depend
+on who loads the data, the machine or the number of processes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from penstock.config import targets
+from penstock.config.compose import CONF
+from penstock.config.identity import effect_of, identity, leaves
+from penstock.config.schema import Config, Effect
+from penstock.errors import ConfigError, Problem
+from penstock.loading.fingerprint import differing
+from penstock.order.address import Address, Skipped
+from penstock.runs.folder import has_manifest
+from penstock.terminal import one_line
+
+SKIP = "trainer.skip"  # may change from the checkpoint's address on
+SCHEDULES = "scheduler.steps"  # of a fingerprint: the number of steps of each schedule, a list
+_COUNTS = {"total_steps", "T_max", "total_iters"}  # of steps, which the build supplies
+_TIMED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # a folder that is new each time
+
+
+class Source(NamedTuple):
+    """Where to resume from.
+
+    Attributes:
+        folder: the run's, to write in; None makes a new one.
+        checkpoint: the file to read; None takes the newest of the folder.
+        required: whether it is an error if nothing is there.
+    """
+
+    folder: Path | None
+    checkpoint: Path | None = None
+    required: bool = True
+
+
+def source(config: Config) -> Source | None:
+    """The source that `resume` names; None if it is null.
+
+    Raises:
+        ConfigError: nothing is there, or never can be.
+    """
+    if config.resume is None:
+        return None
+    path = Path(config.run_dir if config.resume == "auto" else config.resume)
+    if config.resume == "auto" and (has_manifest(path) or not _TIMED.search(config.run_dir)):
+        return Source(path, required=False)
+    if config.resume == "auto":
+        reason = (
+            f"auto resumes the run in run_dir, but {path} is named by the time of the start and "
+            "new each time; set run_dir=outputs/<name> (hydra.sweep.dir=... for a sweep)"
+        )
+    elif has_manifest(path):
+        return Source(path)
+    elif path.is_file():
+        return Source(None, path)
+    else:
+        reason = (
+            f"{path} is neither a run's folder (it has no manifest.json) nor a checkpoint; a "
+            "sweep resumes when its command is typed again"
+        )
+    raise ConfigError(Problem("resume", reason))
+
+
+def run_of(path: Path) -> Path | None:
+    """The folder of the run that a run's folder or checkpoint belongs to."""
+    for folder in (path, path.parent.parent):
+        if has_manifest(folder):
+            return folder
+    return None
+
+
+def key_of(word: str) -> str:
+    """The key of an override."""
+    return word.partition("=")[0].lstrip("+~")
+
+
+@cache
+def is_harmless(line: str) -> bool:
+    """Whether no result depends on this override, so that it may differ between two commands of
+    one sweep.
+    """
+    key, value = key_of(line).replace("/", "."), line.partition("=")[2]
+    if effect_of(key) == Effect.NOTHING:
+        return True
+    # An option of a section such as `loader`, of which not every key is harmless.
+    option = CONF / key / f"{value}.yaml"
+    if not re.fullmatch(r"\w+=\w+", line) or not option.is_file():
+        return False
+    content = yaml.safe_load(option.read_text(encoding="utf-8"))
+    keys = leaves({name: one for name, one in content.items() if name != "defaults"}, key)
+    return all(effect_of(name) == Effect.NOTHING for name, _ in keys)
+
+
+def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str, Any]:
+    """Everything that the weights of a fit depend on, by key.
+
+    Args:
+        data: the training loader's fingerprint; it stands for the dataset's arguments, so that a
+            folder may move.
+        moves: of the scheduler in the whole run; 0 without one.
+    """
+    schedules = {} if config.scheduler is None else {SCHEDULES: [moves]}
+    return {**identity(config), SKIP: str(Skipped.of(config.trainer.skip)), **data, **schedules}
+
+
+def differences(
+    saved: Mapping[str, Any], own: Mapping[str, Any], at: Address, despite: Sequence[str]
+) -> list[Problem]:
+    """Why a checkpoint with the fingerprint `saved`, of the address `at`, is not this run's.
+
+    Args:
+        despite: keys that may differ, with the keys below them.
+    """
+    then, now = (Skipped.of(json.loads(facts.get(SKIP, "null"))) for facts in (saved, own))
+    may_differ = [*despite, SCHEDULES, *([SKIP] if then.before(at) == now.before(at) else [])]
+    problems = []
+    for key in differing(saved, own):
+        if any(f"{key}.".startswith(f"{name}.") for name in may_differ):
+            continue
+        values = [one_line(str(facts.get(key, "not set"))) for facts in (own, saved)]
+        reason = "is {} here and was {} in the run that is resumed; give the old value".format(
+            *values
+        )
+        if key == SKIP:
+            reason = (
+                f"leaves out other batches than the run that is resumed before {at}, where its "
+                f"checkpoint stands; keep those that it left out, {SKIP}={then.before(at) | now}, "
+                "or resume from an older checkpoint"
+            )
+        name = "dataset" if key.startswith("dataset.") else key
+        way = f"{reason}, or resume regardless with 'resume_despite=[{name}]'"
+        problems.append(Problem(one_line(key), way))
+    return problems
+
+
+def with_schedules(
+    saved: Mapping[str, Any],
+    own: Mapping[str, Any],
+    done: int,
+    scheduler: Mapping[str, Any] | None,
+) -> tuple[Mapping[str, Any], int | None]:
+    """The fingerprint `own` as that of a run that resumes from a checkpoint.
+
+    If its length has changed, the rest gets a new schedule: [500, 300] are 500 steps of one and 300
+    of the next. A schedule that does not depend on the number of steps continues.
+
+    Args:
+        saved: the checkpoint's fingerprint.
+        done: moves of its scheduler.
+        scheduler: this run's node.
+
+    Returns:
+        The fingerprint, and the steps of a new schedule if one begins here.
+    """
+    if scheduler is None or SCHEDULES not in own:
+        return own, None
+    (moves,), before = own[SCHEDULES], list(saved.get(SCHEDULES, [done]))
+    is_other = any(
+        saved.get(key) != own.get(key)
+        for key in {*saved, *own}
+        if key.startswith(("scheduler.", "schedule.")) and key != SCHEDULES
+    )
+    if moves <= done or (sum(before) == moves and not is_other):
+        return {**own, SCHEDULES: before}, None
+    function = targets.resolve(scheduler["_target_"], "scheduler._target_")
+    asked = _COUNTS.intersection(targets.arguments(function)) - scheduler.keys()
+    is_constant = function.__name__ == "ConstantLR" and scheduler.get("factor") == 1
+    if not is_other and (not asked or is_constant):
+        return own, None
+    kept, left = [], done
+    for span in before:
+        kept.append(min(span, left))
+        left -= kept[-1]
+    return {**own, SCHEDULES: [*filter(None, kept), moves - done]}, moves - done
