@@ -106,8 +106,8 @@ def ours(kind: str, url: str, cache: Path, more: list[str]) -> Iterator[Any]:
         "addons.storage.client",
         {
             "files": "datasets.image_folder",
-            "shards": "addons.shards.tar_shards",
-            "indexed": "addons.shards.indexed_tars",
+            "shards": "addons.tars.tars",
+            "indexed": "addons.tars.tars",
             "packs": "addons.packs.packed",
         }[what],
     ):
@@ -298,11 +298,11 @@ def prepared(folder: Path, peers: str | None) -> None:
     if not (folder / "data/files").exists():
         draw(folder)
     from penstock import command
-    from penstock.addons.shards.tar import index
     from penstock.addons.storage import index as file_index
+    from penstock.addons.tars import index
 
     if not list((folder / "data/shards").glob("*.index")):
-        index.write(folder / "data/shards")
+        index.write(str(folder / "data/shards"))
     if not (folder / "data/packs").exists():
         command.main(
             [

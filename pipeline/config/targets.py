@@ -124,7 +124,7 @@ RULES = [
             "penstock",
             "torch.utils.data.Dataset penstock.datasets.files.Files",
             """datasets addons.audio addons.forecasting addons.image_tables addons.mixtures
-            addons.packs addons.shards addons.tables addons.tabular addons.tokens addons.video
+            addons.packs addons.tables addons.tabular addons.tars addons.tokens addons.video
             addons.vision""",
         ),
         (

@@ -19,12 +19,11 @@ from PIL import Image
 
 from penstock import command
 from penstock.addons.packs.packed import Packed
-from penstock.addons.shards.indexed_tars import IndexedTars
-from penstock.addons.shards.tar import index
-from penstock.addons.shards.tar_shards import TarShards
 from penstock.addons.storage import index as file_index
 from penstock.addons.tables.stream import ParquetStream
 from penstock.addons.tables.table import Parquet
+from penstock.addons.tars import index
+from penstock.addons.tars.tars import IndexedTars, TarShards
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder
@@ -103,7 +102,7 @@ def write_all(root):
                         member = tarfile.TarInfo(f"{row:02}.{ending}")
                         member.size = len(content)
                         archive.addfile(member, io.BytesIO(content))
-    index.write(root / "indexed")
+    index.write(str(root / "indexed"))
     pack(root)
     rows = [draws.integers(0, 50_000, 9_000) for _ in range(ROWS)]
     write_pair(root / "tokens", "a", rows, [*range(ROWS + 1)])

@@ -48,6 +48,7 @@ _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 _MOST_FILES = 1_000_000  # that a pattern may stand for
 _OPEN = 128  # files of this machine that a process keeps open
 _PIECE = 4096  # bytes of one of the pieces that a fingerprint is made of
+_PIECES = 64
 
 
 class Spans(NamedTuple):
@@ -172,7 +173,9 @@ class RecordFiles:
         return found
 
     def at(self, file: int, start: int, stop: int) -> bytes | memoryview:
-        """Bytes start .. stop-1 of a file."""
+        """Bytes start .. stop-1 of a file, fewer only at its end."""
+        stop = min(stop, int(self.sizes[file]))
+        start = min(start, stop)
         if not self.is_remote:
             return self._opened(file).read(start, stop)
         content: bytes | memoryview = self.files.remote.read([(self._items[file], start, stop)])[0]
@@ -212,8 +215,26 @@ class RecordFiles:
         size = int(self.sizes[file])
         if size <= _PIECE * pieces:
             return [self.at(file, 0, size)]
-        starts = np.arange(pieces, dtype=np.int64) * (size - _PIECE) // (pieces - 1)
+        starts = np.arange(pieces, dtype=np.int64) * (size - _PIECE) // max(pieces - 1, 1)
         return self.read(Spans(np.full(pieces, file), starts, starts + _PIECE))
+
+    def pieces(self) -> list[bytes | memoryview]:
+        """64 pieces of 4 KiB, evenly spread over the files and in each, for a fingerprint."""
+        chosen = np.linspace(0, len(self) - 1, min(len(self), _PIECES)).astype(np.int64).tolist()
+        count = _PIECES // max(len(chosen), 1)
+        return [piece for file in chosen for piece in self.sample(file, count)]
+
+    def beside(self, suffix: str) -> list[bytes | None]:
+        """The content of the file beside each that has its name and this suffix; None without."""
+        addresses = [address + suffix for address in self.addresses]
+        if self.is_remote:
+            there = [item is not None for item in self.files.remote.find(addresses)]
+        else:
+            there = [local_file(address).is_file() for address in addresses]
+        found = [address for address, is_there in zip(addresses, there, strict=True) if is_there]
+        others = RecordFiles(found, found, self.files)
+        contents = iter(others.read(others.whole_of(range(len(others)))))
+        return [bytes(next(contents)) if is_there else None for is_there in there]
 
     def data_files(self) -> list[DataFile]:
         """The files, for hashing their content."""
@@ -283,7 +304,7 @@ class _Reader(io.RawIOBase):
     def readinto(self, buffer: Buffer) -> int:
         view = memoryview(buffer).cast("B")
         stop = min(self._at + len(view), self._size)
-        content = self._files.at(self._file, self._at, max(self._at, stop))
+        content = self._files.at(self._file, self._at, stop)
         view[: len(content)] = content
         self._at += len(content)
         return len(content)

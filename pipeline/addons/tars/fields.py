@@ -17,15 +17,14 @@ from __future__ import annotations
 import io
 import json
 import logging
-import math
-import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from penstock.addons.shards.tar.archive import Dots
 from penstock.addons.storage.rows import plain_tensor
+from penstock.addons.tars.archive import Dots
 from penstock.datasets.reading.base import Sample
 from penstock.datasets.reading.image import decode_image, undecoded
 from penstock.errors import ConfigError, DataError, Problem
@@ -130,13 +129,13 @@ def make_fields(
         first: the first sample, whose parts all others have; "" where parts may be left over.
         where: the sample, for messages.
         reader: of images.
-        limits: `classes`, of labels.
+        limits: of images.
         lazy: leave images undecoded.
 
     Raises:
         DataError: a part is missing, left over or damaged.
     """
-    sample = {}
+    sample: Sample = {}
     for field in fields:
         ending = next((end for end in field.endings if end in parts), None)
         if ending is None:
@@ -147,9 +146,7 @@ def make_fields(
                 "of samples have dots in them, set dataset.dots=last."
             )
         shown = f"{where}, part {ending!r}"
-        value = sample[field.name] = _value(parts[ending], ending, shown, reader, limits, lazy)
-        if ending.rpartition(".")[2] == "cls" and value >= limits.classes:
-            raise DataError(f"{shown}: {limits.refusal('classes', f'label {value}')}.")
+        sample[field.name] = _value(parts[ending], ending, shown, reader, limits, lazy)
     known = {ending for field in fields for ending in field.endings}
     unknown = [ending for ending in parts if ending not in known]
     if first and unknown:
@@ -169,74 +166,32 @@ def _value(content: bytes, ending: str, where: str, reader: str, limits: Limits,
     try:
         return decode(content)
     except _DAMAGE as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise DataError(
-            f"{where} ({len(content)} bytes) is not {expected}: {reason}. Repair it or take the "
+            f"{where} ({len(content)} bytes) is not {expected}: {error}. Repair it or take the "
             "sample out."
         ) from error
 
 
-# Errors of `json`, `int` and numpy over content that does not fit its ending; MemoryError is the
-# parser's, of nesting in the header of an array.
-_DAMAGE = (
-    ValueError,
-    EOFError,
-    RecursionError,
-    OverflowError,
-    SyntaxError,
-    TypeError,
-    MemoryError,
-    tokenize.TokenError,
-)
-_INT64 = 1 << 63
+# Errors of `json`, `int` and numpy over content that does not fit its ending.
+_DAMAGE = (ValueError, EOFError, RecursionError, SyntaxError, TypeError, MemoryError)
 
 
-def _fitting(text: str) -> int:
-    """A whole number that a tensor can hold."""
-    value = int(text)
-    if not -_INT64 <= value < _INT64:
-        raise ValueError(f"{text[:30]}{'...' if len(text) > 30 else ''} does not fit into int64")
+def _whole(content: bytes) -> int:
+    value = int(content.decode("ascii"))
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{value} does not fit into int64")
     return value
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:30]} is not finite")
-    return value
-
-
-_JSON = json.JSONDecoder(parse_int=_fitting, parse_float=_finite, parse_constant=_finite)
-
-
-def _text(content: bytes) -> str:
-    return content.decode("utf-8")
-
-
-def _json(content: bytes) -> object:
-    return _JSON.decode(content.decode(json.detect_encoding(content), "surrogatepass"))
-
-
-def _array(content: bytes) -> Any:
-    file = io.BytesIO(content)
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0
-    if version != (1, 0):
-        read = np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
-    # numpy allocates what the header says before it looks for it.
-    size, there = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
-    if not dtype.hasobject and size > there:
-        raise ValueError(f"{shape} of {dtype} take {size} bytes, but there are {there}")
-    file.seek(0)
-    return plain_tensor(np.lib.format.read_array(file, allow_pickle=False))
+def _array(content: bytes) -> torch.Tensor:
+    return plain_tensor(np.lib.format.read_array(io.BytesIO(content), allow_pickle=False))
 
 
 # Ending -> how its content is decoded, and what it should be, for messages.
 _DECODERS: dict[str, tuple[Callable[[bytes], object], str]] = {
-    **dict.fromkeys(NUMBERS, (lambda content: _fitting(content.decode("ascii")), "a whole number")),
-    **dict.fromkeys(TEXTS, (_text, "UTF-8 text")),
-    "json": (_json, "JSON"),
+    **dict.fromkeys(NUMBERS, (_whole, "a whole number")),
+    **dict.fromkeys(TEXTS, (lambda content: content.decode("utf-8"), "UTF-8 text")),
+    "json": (json.loads, "JSON"),
     "npy": (_array, "a usable array of numbers"),
 }
 

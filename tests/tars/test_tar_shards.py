@@ -15,17 +15,9 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from penstock import build_train_loader, compose
-from penstock.addons.shards.indexed_tars import IndexedTars
-from penstock.addons.shards.tar.archive import (
-    GzipTar,
-    TarBytes,
-    _number,
-    read_members,
-    read_samples,
-)
-from penstock.addons.shards.tar_shards import TarShards
+from penstock.addons.tars.archive import read_members, read_samples
+from penstock.addons.tars.tars import IndexedTars, TarShards
 from penstock.errors import ConfigError, DataError
-from penstock.files.limits import Limits
 from penstock.loading import encoded
 from penstock.loading.collate import List
 from penstock.loading.loader import Loader
@@ -168,7 +160,7 @@ def test_patterns_of_braces(root):
     assert decoded(everything(root / "{s}-{2,0}.tar")) == [*range(15, 23), *range(10)]
     with pytest.raises(DataError, match=r"s-3\.tar.* cannot be read: No such file"):
         everything(root / "s-{2..3}.tar")
-    with pytest.raises(ConfigError, match=r"the range \{9\.\.1\} goes from 9 down to 1"):
+    with pytest.raises(ConfigError, match=r"the range \{9\.\.1\} goes down"):
         everything(root / "s-{9..1}.tar")
     with pytest.raises(ConfigError, match="its braces do not match"):
         everything(root / "s-{0..1.tar")
@@ -217,6 +209,10 @@ NAMES = st.from_regex(
 )
 
 
+def members(content, is_part=False):
+    return [*read_members("x.tar", lambda a, b: content[a:b], len(content), is_part)]
+
+
 @pytest.mark.stress
 @given(
     st.lists(st.tuples(NAMES, st.binary(max_size=1100)), max_size=6),
@@ -229,20 +225,11 @@ def test_members_are_those_that_tarfile_finds(files, kind, changes):
         content = archive(files, kind=kind, **changes)
     except ValueError:  # too long a name for ustar
         return
-    source = TarBytes("x.tar", content)
-    found = [
-        (one.name.decode(), content[one.data : one.data + one.size]) for one in read_members(source)
-    ]
-    assert found == files
-    for one in read_members(source):
-        alone = TarBytes("x.tar", content[one.start : one.end])
-        assert [part.name for part in read_members(alone, 0, one.end - one.start)] == [one.name]
-
-
-def test_sizes_beyond_eight_gigabytes_are_binary():
-    info = tarfile.TarInfo("x")
-    info.size = 2**40 + 5
-    assert _number(info.tobuf(tarfile.GNU_FORMAT)[124:136]) == 2**40 + 5
+    found = members(content)
+    assert files == [(one.name.decode(), content[one.data : one.data + one.size]) for one in found]
+    for one in found:
+        alone = content[one.start : one.end]
+        assert [part.name for part in members(alone, is_part=True)] == [one.name]
 
 
 def test_folders_and_files_of_no_sample_are_passed_over():
@@ -260,21 +247,8 @@ def test_folders_and_files_of_no_sample_are_passed_over():
         folder.type = tarfile.DIRTYPE
         tar.addfile(folder)
     content = buffer.getvalue()[:512] + archive(files)
-    found = list(read_samples(TarBytes("x.tar", content)))
+    found = list(read_samples("x.tar", lambda a, b: content[a:b], len(content), "first"))
     assert [(one.number, one.key) for one in found] == [(0, b"d/0001"), (1, b"e.f/0002")]
-
-
-def test_compressed_archives_are_held_a_sample_at_a_time(tmp_path):
-    path = tmp_path / "x.tar.gz"
-    path.write_bytes(gzip.compress(archive([(f"{n:03d}.bin", b"x" * 100_000) for n in range(50)])))
-    held = []
-    with GzipTar("x.tar.gz", str(path), Limits()) as source:
-        for sample in read_samples(source):
-            source.forget(sample.start)
-            assert len(source.read(sample.start, sample.stop)) == sample.stop - sample.start
-            held.append(len(source._kept))
-    assert len(held) == 50
-    assert max(held) < 210_000
 
 
 # Bad data
@@ -302,38 +276,32 @@ def test_wherever_an_archive_is_cut(tmp_path_factory, place, packed):
     content = gzip.compress(content) if packed else content
     cut = content[: place % (len(content) - 1 if packed else end)]
     path = tmp_path_factory.mktemp("cut")
-    match = r"it was cut off\. Copy or make it again|end mark should be there"
+    match = r"[Ii]t was cut off"
     refused(path, cut, match, "x.tar.gz" if packed else "x.tar")
 
 
 def test_an_archive_cut_in_half_names_the_member(tmp_path):
     content = archive(samples(*range(4)))
-    whole = list(read_members(TarBytes("", content)))
-    member = whole[7]
+    member = members(content)[7]
     name = member.name.decode()
-    match = rf"x\.tar', member 7: '{name}' has {member.size} bytes from byte {member.data} on, but"
+    match = rf"x\.tar', member 7 \('{name}'\): {member.size} bytes, but the file ends before"
     refused(tmp_path, content[: member.data + 3], match)
 
 
 def test_damage(tmp_path):
     content = bytearray(archive(samples(1, 2)))
-    place = list(read_members(TarBytes("", bytes(content))))[3].start
+    place = members(bytes(content))[3].start
     content[place + 130] ^= 1
     refused(tmp_path, content, rf"member 3, byte {place}: is damaged \(the checksum")
     refused(tmp_path, b"hello" * 500, r"member 0, byte 0: is not a tar archive")
     (tmp_path / "x.tar").unlink()
-    refused(tmp_path, b"no gzip" * 100, r"cannot be decompressed: .*incorrect header", "x.tar.gz")
+    refused(tmp_path, b"no gzip" * 100, r"cannot be decompressed: Not a gzipped file", "x.tar.gz")
 
 
 def test_archives_joined_by_cat(tmp_path):
     refused(
         tmp_path, archive(samples(1)) + archive(samples(2)), r"there is more after its end mark"
     )
-
-
-@pytest.mark.parametrize("name", ["/etc/passwd.txt", "../up.txt", "a/../../b.txt"])
-def test_names_that_lead_out(tmp_path, name):
-    refused(tmp_path, archive([*samples(1), (name, b"")]), r"member 5: its name '.*' leads out of")
 
 
 @pytest.mark.parametrize(
@@ -366,9 +334,12 @@ SAMPLES = {
     "a part twice": ([*samples(2), ("d/0002.cls", b"1")], r"'d/0002\.cls' occurs twice"),
     "not together": (
         [*without(2, ".cls"), *samples(3), ("d/0002.cls", b"1")],
-        r"member 14 .*sample 'd/0002' occurred before|stand together",
+        r"member 14 .*its sample occurred before|stand together",
     ),
-    "a name twice": ([*samples(3), *samples(2), *samples(3)], r"'d/0003' occurred before"),
+    "a name twice": (
+        [*samples(3), *samples(2), *samples(3)],
+        r"'d/0003\.png'\): its sample occurred before",
+    ),
 }
 
 
@@ -405,9 +376,8 @@ def test_words_behind_the_first_dot_are_parts_and_said_to_be(tmp_path, caplog):
     for _ in range(2):
         everything(tmp_path)
     TarShards(str(tmp_path), "val", val_fraction=1.0)
-    parts_of, _, unnamed = sorted(caplog.messages)
+    parts_of, _ = sorted(caplog.messages)
     assert "left.npy after the first dot of a name. They are parts of one sample." in parts_of
-    assert "left out 2 file(s) without an ending, the first 'README'" in unnamed
     caplog.clear()
     everything(tmp_path, dots="first")
     assert not caplog.messages

@@ -1,1 +1,0 @@
-"""Shards of samples: tar files."""

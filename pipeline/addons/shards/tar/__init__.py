@@ -1,1 +1,0 @@
-"""Tar shards: members, the samples they make up, and fields as tensors."""

@@ -1,0 +1,1 @@
+"""Samples in tar archives, as WebDataset lays them out."""
