@@ -6,7 +6,7 @@
     fetch     request -> batch, of rows that cost nothing, without collating them: us a batch and us
               a sample, from batches of 64 and of 256; of a dataset that says it draws nothing
               (`draws = False`), and of one that does not say
-    runner    epochs of 2 ms steps through `train_epoch` against a bare loop over the same batches:
+    runner    epochs of 2 ms steps through `fit` against a bare loop over the same batches:
               forward, backward, optimizer; in turns, median of the ratios
     lightning the same through Lightning's Trainer without logger, checkpoints and progress bar,
               where it is installed
@@ -34,9 +34,10 @@ from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.order.plan import Plan, Request
 from penstock.order.samplers import Random
+from penstock.training.adapter import Objective
+from penstock.training.loop import fit
 from penstock.training.objective import Regression
-from penstock.training.runner import train_epoch
-from penstock.training.train_step import TrainOptions, TrainStep
+from penstock.training.step import TrainOptions, TrainStep
 
 ROWS = 1_000_000
 ROW = {"x": torch.zeros(3), "y": torch.zeros(())}
@@ -177,12 +178,12 @@ def bare_epoch(batches: list[Batch], times: int) -> float:
 def our_epoch(batches: list[Batch], times: int) -> float:
     model = Busy(times)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    objective = Regression(nn.MSELoss(reduction="none"), {}, ["x"], "y")
-    train_step = TrainStep(model, objective, optimizer, None, TrainOptions(), Group(World()), 0)
+    objective = Objective(Regression(nn.MSELoss(reduction="none"), {}, ["x"], "y"))
+    train_step = TrainStep(model, objective, optimizer, None, TrainOptions(1), Group(World()), 0)
     loader = Ready(Plan(Random(8 * len(batches), 0), 8), Fetch(Nothing(), None, One(), 0))
     loader.ready = batches
     began = time.process_time()
-    train_epoch(train_step, loader, 0)
+    fit(train_step, loader, None)
     return time.process_time() - began
 
 

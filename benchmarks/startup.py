@@ -40,7 +40,7 @@ def watched(name):
     task = load(name)
     if name != "penstock.tasks.fit:run":
         return task
-    from penstock.training.train_step import TrainStep
+    from penstock.training.step import TrainStep
     update = TrainStep.update
 
     def once(self):

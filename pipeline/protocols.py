@@ -58,7 +58,7 @@ class Transform(Protocol):
 
 
 class OwnLoss(Protocol):
-    """An objective of your own.
+    """An objective, of the stock ones or your own.
 
     Batches have no padding: each has the n samples of this rank's share of a global batch.
     """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.tasks.fit import Fit
-    from penstock.training.observer import Observer
+    from penstock.training.loop import Observer
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import time
 from penstock.distributed.group import Group
 from penstock.runs import checkpoint
 from penstock.tasks import fit
-from penstock.training.train_step import TrainStep
+from penstock.training.step import TrainStep
 from tests.own_parts import Numbers
 
 CONF = """# @package _global_

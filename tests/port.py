@@ -43,11 +43,12 @@ from penstock.order.seeding import SharedGeneratorError
 from penstock.order.torch_samplers import adapt
 from penstock.runs import checkpoint
 from penstock.runs.checkpoint import Checkpoints
+from penstock.training.adapter import Objective
+from penstock.training.loop import Observer, Session
+from penstock.training.loop import fit as _fit
+from penstock.training.loop import validate as _validate
 from penstock.training.objective import Regression, Supervised
-from penstock.training.runner import Observer, Session
-from penstock.training.runner import fit as _fit
-from penstock.training.runner import validate as _validate
-from penstock.training.train_step import TrainOptions, TrainStep
+from penstock.training.step import TrainOptions, TrainStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -393,7 +394,7 @@ def fit(
         case.loader(world, val=True, **(val_loading or {})) as val,
     ):
         checkpoints = Checkpoints(folder, group, keep_last=2)
-        objective = case.objective()
+        objective = Objective(case.objective())
         step = TrainStep(model, objective, optimizer, scheduler, chosen, group, 0, parallel)
         try:
             session = Session(checkpoints, resume)
@@ -411,7 +412,7 @@ def fit(
 
 def validate(model, objective, loader: Loader, group: Group) -> dict[str, float]:
     """Loss and metrics over all ranks."""
-    return _validate(model, objective, loader, group=group)
+    return _validate(model, Objective(objective), loader, group=group)
 
 
 def joined():

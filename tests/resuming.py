@@ -98,18 +98,16 @@ class Predictor(nn.Module):
 class NextTokens(Supervised):
     """A loss a token, as of a language model."""
 
-    def __call__(self, model, batch):
-        logits = model(*(self._field(batch, name) for name in self.inputs))
-        return token_losses(logits, next_tokens(batch)), logits
+    def losses(self, outputs, batch):
+        return token_losses(outputs, next_tokens(batch))
 
-    def update(self, outputs, batch):
+    def measured(self, outputs, batch):
         goals = next_tokens(batch)
         here = goals >= 0
-        if here.any():
-            predicted, given = outputs.argmax(-1)[here].float(), goals[here].float()
-            self.metrics["mse"].update(predicted, given)
+        return outputs.argmax(-1)[here].float(), goals[here].float()
 
-    predictions = _losses = _statistics = _from_mean = None
+    def by_sample(self, losses, batch):
+        return losses[:0].long(), losses[:0]
 
 
 SAMPLERS = {

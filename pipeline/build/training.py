@@ -17,9 +17,8 @@ from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.order.keys import hash64
 from penstock.order.seeding import scope, seed_global
-from penstock.training.objective_base import Objective, adapted
-from penstock.training.schedules import of_each_group, warmup_steps, with_warmup
-from penstock.training.train_step import Optimizers
+from penstock.training.adapter import Objective
+from penstock.training.step import Optimizers, of_each_group, warmup_steps, with_warmup
 
 
 class TrainingParts:
@@ -64,8 +63,8 @@ class TrainingParts:
         return model
 
     def objective(self) -> Objective:
-        """The objective with its metrics; one of a person's own, adapted."""
-        return adapted(self.data.make_with_facts("objective", self.config.objective, nested=True))
+        """The objective with its metrics."""
+        return Objective(self.data.make_with_facts("objective", self.config.objective, nested=True))
 
     def optimizer(self, model: nn.Module, total_steps: int = 0) -> Optimizer:
         """The optimizer of the model's weights; or several, each of a part that it is named for.

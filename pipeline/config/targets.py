@@ -139,7 +139,7 @@ RULES = [
             """loading.collate order.plan order.samplers training.metrics
             training.objective training.finetuning transforms addons.albumentations
             addons.audio.transforms addons.forecasting.objective addons.mixtures.order
-            addons.multi_label addons.pairs addons.storage.order
+            addons.pairs addons.storage.order
             addons.tabular.models addons.tokens.byte_pairs addons.tokens.flatten
             addons.tokens.language_model addons.tokens.sequence_packing addons.video.models
             addons.vision""",

@@ -33,6 +33,10 @@ _IN_VAIN = ("imed out", "timeout", "onnection", "roken pipe", "pair closure")
 Value = TypeVar("Value")
 
 
+def _moved(values: list[Any], device: Any) -> list[Any]:
+    return [one.to(device) if isinstance(one, Tensor) else one for one in values]
+
+
 class LateError(PenstockError):
     """Another rank was waited for in vain: it hangs, or it is gone."""
 
@@ -109,7 +113,17 @@ class Group:
 
         with ExitStack() as merging:
             for metric in metrics:
-                metric._to_sync = False  # by itself, as soon as it is computed
+                # By itself, as soon as it is computed, and back before its counts are looked at.
+                metric._to_sync = metric._should_unsync = False
+                state = metric.metric_state
+                if all(isinstance(value, list) for value in state.values()):
+                    # Whole lists: torchmetrics has a call for each item, of which every rank has
+                    # its own number, and so ranks wait for each other.
+                    ranks = self.gather({name: _moved(of, "cpu") for name, of in state.items()})
+                    every = {name: [one for rank in ranks for one in rank[name]] for name in state}
+                    vars(metric).update({n: _moved(of, metric.device) for n, of in every.items()})
+                    merging.callback(vars(metric).update, state)
+                    continue
                 merging.enter_context(
                     metric.sync_context(gathered, distributed_available=lambda: not self.alone)
                 )

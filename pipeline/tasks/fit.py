@@ -40,12 +40,10 @@ from penstock.tasks import opening, summary
 from penstock.tasks.observers import Display, recording
 from penstock.tasks.validate import baselines, load_weights, monitored, try_one_batch
 from penstock.terminal import put, say
-from penstock.training.epoch_metrics import NonFiniteLossError
-from penstock.training.objective_base import Objective
-from penstock.training.observer import Observer, OnlyShows, Record
-from penstock.training.runner import Result, fit
-from penstock.training.schedules import renewed
-from penstock.training.train_step import TrainOptions, TrainStep
+from penstock.training.adapter import Objective
+from penstock.training.loop import Observer, OnlyShows, Record, Result, fit
+from penstock.training.meter import NonFiniteLossError
+from penstock.training.step import TrainOptions, TrainStep, renewed
 
 
 def run(config: Config) -> float | None:
@@ -133,10 +131,7 @@ class Fit:
     def train(self) -> None:
         """All epochs from the address on that this session begins with."""
         group, opened, val = self.group, self.opened, self.val_loader
-        # An objective of a person's own need not take a constant for a model.
-        if val is not None and (
-            self.config.trainer.baseline or type(self.objective).__module__.startswith("penstock.")
-        ):
+        if val is not None:
             try_one_batch(self.data.val, self.model, self.objective, val, self.options)
         with (
             requests("note", say if group.is_first else lambda text: None),

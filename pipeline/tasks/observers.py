@@ -28,8 +28,8 @@ from penstock.runs.folder import RunFolder
 from penstock.runs.quarantine import NAME as QUARANTINE
 from penstock.runs.quarantine import QuarantineFile, entries
 from penstock.terminal import progress, say
-from penstock.training.epoch_metrics import Step
-from penstock.training.observer import Observer, Record
+from penstock.training.loop import Observer, Record
+from penstock.training.meter import Step
 
 if TYPE_CHECKING:
     from penstock.tasks.fit import Fit
@@ -95,7 +95,7 @@ class Quarantine(Observer):
         self.file, self.datasets, self.budget = QuarantineFile(path), datasets, budget
         self._count = 0  # in the epoch
 
-    def on_batch(self, batch: Batch) -> None:
+    def on_batch(self, batch: Batch, losses: Tensor) -> None:
         self._add("train", batch.left_out)
 
     def on_epoch_start(self, epoch: int, steps: int | None, done: int) -> None:
@@ -178,21 +178,17 @@ class Display(Observer):
     def __init__(self, loader: Loader, max_epochs: int, kind: str) -> None:
         self.loader, self.max_epochs, self._kind = loader, max_epochs, kind
         self._bar, self._epoch, self._due = ExitStack(), "", 0.0
-        self._losses: Tensor | None = None
 
     def on_epoch_start(self, epoch: int, steps: int | None, done: int) -> None:
         self._epoch = f"epoch {epoch:>{len(str(self.max_epochs))}} of {self.max_epochs}"
         self._begin(self._epoch, steps)
 
-    def on_losses(self, losses: Tensor) -> None:
-        self._losses = losses
-
-    def on_batch(self, batch: Batch) -> None:
+    def on_batch(self, batch: Batch, losses: Tensor) -> None:
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + _LOSS_SECONDS
-        stats, losses = self.loader.stats, self._losses
-        loss = f"loss {float(losses.mean()):.4g}  " if losses is not None and len(losses) else ""
+        stats = self.loader.stats
+        loss = f"loss {float(losses.mean()):.4g}  " if len(losses) else ""
         speed = f"{stats.samples / max(stats.total_seconds, 1e-9):,.0f} samples/s"
         self._show(batch.request.step + 1, f"{loss}{speed}  {stats.wait_share:.0%} waiting")
 

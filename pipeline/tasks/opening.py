@@ -27,7 +27,7 @@ from penstock.runs.checkpoint import Newest
 from penstock.runs.folder import UNPROVEN, RunFolder, has_manifest, read_manifest, same_data
 from penstock.runs.resume import Source
 from penstock.terminal import say
-from penstock.training.runner import Session
+from penstock.training.loop import Session
 
 
 @dataclass

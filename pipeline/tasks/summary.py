@@ -20,8 +20,7 @@ from penstock.terminal import put
 
 if TYPE_CHECKING:
     from penstock.tasks.fit import Fit
-    from penstock.training.observer import Record
-    from penstock.training.runner import Result
+    from penstock.training.loop import Record, Result
 
 
 def summary(fit: Fit) -> str:

@@ -35,10 +35,9 @@ from penstock.runs.resume import run_of
 from penstock.tasks.observers import Display
 from penstock.tasks.summary import print_table
 from penstock.terminal import one_line, put, watched
-from penstock.training.objective_base import Objective, OwnObjective
-from penstock.training.observer import Observer, Record
-from penstock.training.runner import validate
-from penstock.training.train_step import Mode, TrainOptions, autocast
+from penstock.training.adapter import Objective, explained
+from penstock.training.loop import Observer, Record, validate
+from penstock.training.step import Mode, TrainOptions, autocast
 
 if TYPE_CHECKING:
     from penstock.addons.predicting import Trained
@@ -169,7 +168,7 @@ def _constant(
     stream, or as many blocks of packed rows. A person's own baseline is made of training rows. All
     ranks find the same one.
     """
-    split = data.train if isinstance(objective, OwnObjective) else split
+    split = split if objective.fits_validation else data.train
     plan, val = split.plan, data.val
     fetch = replace(
         split.fetch(), transform=val.transform, batch_transform=val.batch_transform or None
@@ -199,12 +198,12 @@ def try_one_batch(
 ) -> None:
     """Put the first batch of validation through loss and metrics.
 
-    An objective of a person's own takes the model itself, before its first step; the others take
-    their baseline. A worker makes the batch if `loader` has workers: what a dataset opens at its
-    first read must not be open in the process that forks them.
+    The model is measured as it is before its first step. A worker makes the batch if `loader` has
+    workers: what a dataset opens at its first read must not be open in the process that forks them.
 
     Raises:
-        ConfigError: a metric does not take the predictions, or none is called as the monitored one.
+        ConfigError: the model does not take the batch, a metric does not take the predictions, or
+            none is called as the monitored one.
     """
     plan, device = copy(val.plan), torch.device(loader.world.device)
     plan.most, workers = 1, min(loader.options.num_workers, 1)
@@ -217,17 +216,9 @@ def try_one_batch(
         warnings.catch_warnings(action="ignore"),
     ):
         for batch in batches.epoch(0):
-            own = isinstance(objective, OwnObjective)
-            if not own and not batch.request.valid:  # a rank's share is all padding
-                continue
-            try:
-                tried = model.to(device).eval() if own else objective.baseline([batch]).to(device)
-            except PenstockError:
-                raise
-            except Exception:  # an objective of a person's own that knows no constant
-                continue
-            with autocast(device, options.precision if own else "fp32"):
-                outputs = objective.measure(tried, batch)[1]
+            model.to(device).eval()
+            with autocast(device, options.precision), explained(model, objective, batch):
+                outputs = objective.measure(model, batch)[1]
             objective.update(outputs, batch)
             try:
                 measured = objective.compute()

@@ -1,3 +1,4 @@
-"""Training: the epochs (`runner`), one batch and one optimizer step (`train_step`), `validation`,
-and parts that a configuration names: `models`, `objective`, `metrics` and `schedules`.
+"""Training: the epochs (`loop`), one batch and one optimizer step (`step`), losses and order of an
+epoch (`meter`), how objectives are called (`adapter`), and parts that a configuration names:
+`models`, `objective`, `metrics` and `finetuning`.
 """

@@ -35,7 +35,7 @@ from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Index
 from penstock.runs import checkpoint
 from penstock.terminal import one_line, say
-from penstock.training.objective_base import in_shape
+from penstock.training.adapter import in_shape
 
 if TYPE_CHECKING:
     from penstock.tasks.fit import Fit

@@ -305,7 +305,7 @@ def test_a_model_takes_the_batches(spoken):
     parts = TrainingParts(penstock.compose(*overrides(spoken, "loader=debug")))
     with parts.data.train.loader() as loader:
         batch = next(iter(loader))
-    losses, outputs = parts.objective()(parts.model(), batch)
+    losses, outputs = parts.objective().measure(parts.model(), batch)
     assert (losses.shape, outputs.shape) == ((6,), (6, 10))
 
 
@@ -404,7 +404,7 @@ def test_pairs_in_batches(pairs, loader):
     row = lengths.index(min(lengths))
     assert torch.equal(batch["target"][row, :, : min(lengths)], data[row]["target"])
     assert not batch["target"][row, :, min(lengths) :].any()
-    losses, outputs = parts.objective()(parts.model(), batch)
+    losses, outputs = parts.objective().measure(parts.model(), batch)
     assert (losses.shape, outputs.shape) == ((4,), (4, 2, max(lengths)))
 
 

@@ -13,8 +13,7 @@ from penstock.config.targets import make
 from penstock.errors import ConfigError
 from penstock.order.samplers import Bucket, Random, Sequential, Weighted
 from penstock.order.torch_samplers import TorchBatches, TorchOrder
-from penstock.training.schedules import warmup_steps, with_warmup
-from penstock.training.train_step import Optimizers
+from penstock.training.step import Optimizers, warmup_steps, with_warmup
 from penstock.transforms.image import Normalize
 from tests import own_parts
 from tests.config.test_rules import OWN
@@ -271,8 +270,8 @@ def test_a_fact_that_the_data_does_not_tell(monkeypatch):
 
 def test_objectives_and_their_metrics_learn_facts():
     objective = parts("objective=classification", "objective.inputs=[x]").objective()
-    assert objective.num_classes == 2
-    assert objective.names == ["even", "odd"]
+    assert objective.own.num_classes == 2
+    assert objective.own.names == ["even", "odd"]
     assert objective.metrics["recall"].num_classes == 2
     without = parts(
         "objective=classification", "objective.inputs=[x]", "objective.metrics.recall=null"

@@ -119,7 +119,7 @@ def test_what_is_drawn_on_first_use_can_be_built(dataset, tmp_path):
     with parts.data.train.loader() as loader:
         batch = next(iter(loader))
     model = parts.model()
-    losses, outputs = parts.objective()(model, batch)
+    losses, outputs = parts.objective().measure(model, batch)
     assert losses.shape == (8,)
     assert outputs.shape == (8, parts.data.facts["num_outputs"])
     parts.scheduler(parts.optimizer(model), 10)

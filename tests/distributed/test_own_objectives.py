@@ -16,14 +16,20 @@ def alone(tmp_path_factory):
     return json.loads((folder / "1.json").read_text())
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_learn_what_one_alone_learns(size, alone, tmp_path):
-    """Shares are unequal: of 9 rows, and of 2 in the last batch, where a third rank has none."""
+@pytest.mark.parametrize("size", [2, 3, pytest.param(8, marks=pytest.mark.thorough)])
+def test_ranks_learn_and_measure_what_one_alone_does(size, alone, tmp_path):
+    """Shares are unequal: of 9 rows, and of 2 in the last batch, where a third rank has none; and
+    splits of validation have fewer rows than there are ranks.
+    """
     start(size, "-m", "tests.own_ranks", str(tmp_path))
     ranks = json.loads((tmp_path / f"{size}.json").read_text())
-    assert ranks.keys() == alone.keys() == {"Contrastive", "Adversaries"}
-    for name, expected in alone.items():
+    assert ranks.keys() == alone.keys() == {"Contrastive", "Adversaries", "measured"}
+    for name, expected in alone["measured"].items():
+        found = ranks["measured"][name]
+        assert found == pytest.approx(expected, rel=1e-5, nan_ok=True), name
+        assert len(expected) >= 2
+    for name in ("Contrastive", "Adversaries"):
+        expected = alone[name]
         assert ranks[name]["losses"] == pytest.approx(expected["losses"], rel=1e-5)
         assert len(set(expected["losses"])) == own_ranks.STEPS
         for mine, theirs in zip(ranks[name]["weights"], expected["weights"], strict=True):

@@ -12,7 +12,7 @@ import pytest
 from penstock.distributed import stop
 from penstock.distributed.stop import SIGNALS, Stop, asked, requests, waiting
 from penstock.errors import PREEMPTED
-from penstock.training.validation import in_turns
+from penstock.training.loop import in_turns
 from tests.program import ROOT
 
 

@@ -15,7 +15,8 @@ from penstock import compose
 from penstock.addons.sweeps.sweep import jobs_of
 from penstock.distributed.group import Group
 from penstock.distributed.stop import SIGNALS
-from penstock.training.train_step import TrainOptions, TrainStep
+from penstock.training.adapter import Objective
+from penstock.training.step import TrainOptions, TrainStep
 from tests.resuming import Case
 from tests.stopping import EPOCHS, ROWS, Runs, ended, stop
 
@@ -193,7 +194,13 @@ def test_batches_since_the_last_step_can_be_dropped():
         model = case.model()
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
         return TrainStep(
-            model, case.objective(), optimizer, None, TrainOptions(accumulate=3), Group(), 0
+            model,
+            Objective(case.objective()),
+            optimizer,
+            None,
+            TrainOptions(accumulate=3),
+            Group(),
+            0,
         )
 
     straight, turned = train_step(), train_step()

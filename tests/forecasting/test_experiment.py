@@ -47,11 +47,11 @@ def test_a_missing_truth_has_no_loss():
     parts = TrainingParts(penstock.compose("experiment=forecasting", *SMALL))
     model, objective = parts.model(), parts.objective()
     batch = next(iter(parts.data.train.loader().epoch(0)))
-    whole, outputs = objective(model, batch)
+    whole, outputs = objective.measure(model, batch)
     target = batch["target"].clone()
     target[0, 3:] = torch.nan
     target[1] = torch.nan
-    losses, outputs = objective(model, batch.replace({**batch, "target": target}))
+    losses, outputs = objective.measure(model, batch.replace({**batch, "target": target}))
     losses.sum().backward()
     losses, outputs = losses.detach(), outputs.detach()
     assert all(weight.grad.isfinite().all() for weight in model.parameters())

@@ -161,17 +161,16 @@ def map_of(dataset):
 def test_the_loss_takes_soft_targets_where_there_are_some():
     from tests.transforms.test_batch import batch_of
 
-    objective = Classification(
-        torch.nn.CrossEntropyLoss(reduction="none"), {}, ["image"], "label", num_classes=5
-    )
+    loss = torch.nn.CrossEntropyLoss(reduction="none")
+    objective = Classification(loss, {}, ["image"], "label", num_classes=5)
     outputs = torch.randn(8, 5)
     batch = batch_of()
-    hard, _ = objective(lambda image: outputs, batch)
+    hard = objective.loss(lambda image: outputs, batch)
     batch["label_soft"] = torch.nn.functional.one_hot(batch["label"], 5).float()
-    soft, _ = objective(lambda image: outputs, batch)
+    soft = objective.loss(lambda image: outputs, batch)
     torch.testing.assert_close(soft, hard)
     batch["label_soft"] = batch["label_soft"] * 0.5 + 0.1
-    mixed, _ = objective(lambda image: outputs, batch)
+    mixed = objective.loss(lambda image: outputs, batch)
     torch.testing.assert_close(mixed, -(outputs.log_softmax(-1) * batch["label_soft"]).sum(1))
     assert torch.equal(objective.targets(batch), batch["label"])
 

@@ -19,7 +19,7 @@ from penstock.build.training import TrainingParts
 from penstock.distributed.world import World
 from penstock.runs.run import Run
 from penstock.tasks.validate import load_weights
-from penstock.training.rendered import Rendered
+from penstock.training.adapter import Rendered
 from tests.broken_images import cut, write_images
 from tests.program import run
 
@@ -73,7 +73,7 @@ def test_predictions_are_the_best_the_median_and_the_worst_of_all(faces, reports
     model, objective = parts.model().eval(), parts.objective()
     load_weights(model, tmp_path / "run" / "checkpoints" / "best.safetensors")
     with parts.data.val.loader() as loader, torch.no_grad():
-        losses = torch.cat([objective(model, batch)[0] for batch in loader.epoch(0)])
+        losses = torch.cat([objective.measure(model, batch)[0] for batch in loader.epoch(0)])
     found = read(tmp_path / "run")
     order = losses.argsort().tolist()
     assert len(order) == found["losses"]["samples"] == 24

@@ -9,7 +9,7 @@ from PIL import Image, ImageColor
 
 from penstock.addons.reports import tiles
 from penstock.addons.reports.tiles import PREDICTED, TRUE
-from penstock.training.rendered import Rendered
+from penstock.training.adapter import Rendered
 
 GREY = torch.full((3, 80, 80), 0.5)
 

@@ -6,7 +6,7 @@ from penstock.distributed.group import Group
 from penstock.files.disk import DiskError, cut
 from penstock.order.samplers import Random
 from penstock.tasks.observers import Ledger
-from penstock.training.epoch_metrics import EpochMetrics, Step
+from penstock.training.meter import Meter, Step
 from tests.toy import loader
 
 
@@ -16,7 +16,7 @@ def written(path):
 
 def ledger_of(path, batches, every=3):
     """The lines of a ledger to which a meter's readings went."""
-    ledger, epoch_metrics = Ledger(path), EpochMetrics(Group())
+    ledger, epoch_metrics = Ledger(path), Meter(Group())
     for number, batch in enumerate(batches, 1):
         epoch_metrics.add(batch, batch["label"].float() / 7)
         if number % every == 0:

@@ -9,8 +9,8 @@ import torch
 
 from penstock.runs import checkpoint
 from penstock.runs.resume import SCHEDULES
-from penstock.training import runner
-from penstock.training.train_step import TrainStep
+from penstock.training import loop
+from penstock.training.step import TrainStep
 from tests.own_parts import NUMBERS, Numbers
 from tests.program import run
 
@@ -104,7 +104,7 @@ def test_the_longer_run_continues_to_the_bit(interval, fit, tmp_path):
     from tests.port import StopAfter
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.tasks.fit.fit", partial(runner.fit, asked=StopAfter(6)))
+        patch.setattr("penstock.tasks.fit.fit", partial(loop.fit, asked=StopAfter(6)))
         stopped = fit("resume=left", "trainer.max_epochs=6")
     assert stopped.code == 75, stopped.err
     assert manifest("left")["status"] == "preempted"

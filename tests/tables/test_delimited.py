@@ -267,7 +267,7 @@ def test_a_batch_and_its_loss(tmp_path, sampler):
     with parts.data.train.loader() as loader:
         batch = next(iter(loader))
     assert batch["tokens"].shape == (8, int(batch["tokens_lengths"].max()))
-    losses, outputs = parts.objective()(parts.model(), batch)
+    losses, outputs = parts.objective().measure(parts.model(), batch)
     assert (losses.shape, outputs.shape) == ((8,), (8, 2))
 
 

@@ -18,6 +18,8 @@ from penstock.addons.tabular.table import Table
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import DEFAULT
 from penstock.loading.batch import Batch
+from penstock.order.plan import Request
+from penstock.training.adapter import Objective
 
 ROWS = 60
 
@@ -117,8 +119,8 @@ def test_new_rows_are_encoded_by_what_training_rows_said(tmp_path):
 
 def test_numbers_are_predicted_on_the_scale_of_the_table():
     objective = TableRegression(torch.nn.MSELoss(), {}, [], "target", [100.0], [10.0])
-    batch = Batch({})
-    assert objective.rows(torch.tensor([[0.0], [1.5]]), batch) == [
+    batch = Batch({}, Request(0, 0, np.arange(2), np.arange(2), 2))
+    assert Objective(objective).rows(torch.tensor([[0.0], [1.5]]), batch) == [
         {"predicted": 100.0},
         {"predicted": 115.0},
     ]

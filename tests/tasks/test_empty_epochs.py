@@ -11,7 +11,7 @@ from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan, length_of
 from penstock.order.samplers import Sequential
-from penstock.training.validation import validate
+from penstock.training.loop import validate
 from tests.program import run
 
 

@@ -18,8 +18,8 @@ from penstock.runs import checkpoint
 from penstock.tasks import fit
 from penstock.tasks.fit import scheduler_moves, spare_cores
 from penstock.tasks.summary import print_report
-from penstock.training.runner import Result
-from penstock.training.train_step import TrainOptions
+from penstock.training.loop import Result
+from penstock.training.step import TrainOptions
 from tests.program import run
 
 QUICK = ["loader=debug", "trainer.max_epochs=2", "run_dir=run", "tracker=none"]

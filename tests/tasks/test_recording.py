@@ -14,12 +14,12 @@ from penstock.order.address import Address, Skipped
 from penstock.runs.folder import RunFolder
 from penstock.tasks import observers
 from penstock.tasks.observers import Digests, Display, Ledger, Metrics, Quarantine, describe
-from penstock.training.epoch_metrics import EpochMetrics, Step
+from penstock.training.meter import Meter, Step
 from tests.toy import loader
 
 
 def test_digests_are_a_line_a_batch(tmp_path):
-    digests, epoch_metrics = Digests(tmp_path / "digests.jsonl"), EpochMetrics(Group())
+    digests, epoch_metrics = Digests(tmp_path / "digests.jsonl"), Meter(Group())
     batches = list(loader().epoch(1))
     for batch in batches:
         epoch_metrics.add(batch, batch["label"].float())
@@ -88,7 +88,7 @@ def test_samples_that_are_left_out_are_written_counted_and_reported(tmp_path, ca
     observer.on_epoch_start(0, 5, 0)
     observer.on_epoch_end({"epoch": 0})
     assert caplog.messages == []
-    observer.on_batch(SimpleNamespace(left_out=(left_out(3),)))
+    observer.on_batch(SimpleNamespace(left_out=(left_out(3),)), torch.zeros(1))
     observer.on_steps([step(0, 0, left_out=(left_out(3),)), step(0, 1, left_out=(left_out(5),))])
     observer.on_steps([step(0, 2)])
     observer.on_validated([left_out(7)])
@@ -139,8 +139,7 @@ def test_a_line_an_epoch_and_how_far_it_is(capsys, monkeypatch):
     display.on_validation(0, 2)
     display.on_epoch_start(3, 10, 0)
     for losses in ([], [0.5, 1.5]):
-        display.on_losses(torch.tensor(losses))
-        display.on_batch(SimpleNamespace(request=SimpleNamespace(step=6)))
+        display.on_batch(SimpleNamespace(request=SimpleNamespace(step=6)), torch.tensor(losses))
     for done in range(2):
         display.on_validation(done, 1)
     display.on_epoch_end(RECORD)

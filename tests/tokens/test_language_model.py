@@ -11,6 +11,7 @@ from penstock.addons.tokens.language_model import LanguageModel, LanguageModelin
 from penstock.errors import ConfigError
 from penstock.loading.batch import Batch
 from penstock.order.plan import Request
+from penstock.training.adapter import Objective
 from penstock.training.metrics import BitsPerByte
 from penstock.training.objective import Constant
 
@@ -98,16 +99,16 @@ def packed(*documents, pad_to=None):
 
 def language_modeling(size):
     inputs = ["tokens", "position_ids", "document_ids"]
-    return LanguageModeling({"bits_per_byte": BitsPerByte()}, inputs, size)
+    return Objective(LanguageModeling({"bits_per_byte": BitsPerByte()}, inputs, size))
 
 
 @pytest.mark.parametrize("pad_to", [None, 4])
 def test_all_tokens_but_the_first_are_measured(pad_to):
     objective, batch = language_modeling(8), packed([0, 3, 2], [0, 1], [0], pad_to=pad_to)
-    constant = objective.constant([batch, batch])
+    constant = objective.own.constant([batch, batch])
     shares = [(count + 1) / 14 for count in (0, 2, 2, 2, 0, 0, 0, 0)]
     assert constant.exp().tolist() == pytest.approx(shares)
-    losses, outputs = objective(Constant(constant), batch)
+    losses, outputs = objective.measure(Constant(constant), batch)
     assert losses.tolist() == pytest.approx([-math.log(shares[one]) for one in (3, 2, 1)])
     objective.update(outputs, batch)
     bits = -math.log2(shares[1])
@@ -117,4 +118,4 @@ def test_all_tokens_but_the_first_are_measured(pad_to):
 def test_logits_of_another_vocabulary_are_refused():
     batch = packed([0, 1, 2])
     with pytest.raises(ConfigError, match=r"it has to give 8 logits of each"):
-        language_modeling(8)(LanguageModel(9, width=8, layers=1, heads=2), batch)
+        language_modeling(8).measure(LanguageModel(9, width=8, layers=1, heads=2), batch)

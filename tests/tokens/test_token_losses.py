@@ -9,7 +9,8 @@ from torch import nn
 
 from penstock.addons.tokens.language_model import next_tokens, token_losses
 from penstock.errors import ConfigError
-from penstock.training.runner import validate
+from penstock.training.adapter import Objective
+from penstock.training.loop import validate
 from tests.resuming import OPTIMIZERS, Case
 
 CASES = [Case(packed={"split": "tail"}), Case(packed={}, pad_to=16)]
@@ -68,7 +69,7 @@ def test_every_token_weighs_the_same_in_an_epoch_and_in_validation(case, tmp_pat
     assert sum(step.samples for step in written.steps) < sum(len(one) for one in losses)
     with case.loader(val=True) as val:
         whole = [token_losses(model(b["tokens"], b["position_ids"]), next_tokens(b)) for b in val]
-        found = validate(model, case.objective(), val)
+        found = validate(model, Objective(case.objective()), val)
     assert found["loss"] == pytest.approx(torch.cat(whole).mean().item(), rel=1e-6)
     assert not math.isnan(found["mse"])
 

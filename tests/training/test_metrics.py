@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.distributed.group import Group
 from penstock.loading.batch import Batch
 from penstock.order.keys import hash64, hash64_array
 from penstock.order.plan import Request
-from penstock.training import epoch_metrics
+from penstock.training.meter import Meter
 from penstock.training.metrics import BitsPerByte, NormalizedMeanError
 
 
@@ -147,4 +148,7 @@ def test_the_order_of_a_step_is_the_hash_that_ledgers_of_other_versions_hold():
             inner = int(hash64_array(key + 1, [index])[0])
             total += int(hash64_array(key, np.array([position], np.uint64) + np.uint64(inner))[0])
         expected.append(total % 2**64)
-    assert epoch_metrics._orders(batches) == expected
+    meter = Meter(Group())
+    for one in batches:
+        meter.add(one, torch.zeros(4))
+    assert [step.order for step in meter.read()] == expected

@@ -1,7 +1,5 @@
 """Objectives that have `loss(model, batch)` alone, or some of what else one may have."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -12,10 +10,9 @@ from penstock.distributed.group import Group
 from penstock.errors import ConfigError
 from penstock.loading.batch import Batch
 from penstock.order.plan import Request
-from penstock.training.epoch_metrics import EpochMetrics
-from penstock.training.objective import Regression
-from penstock.training.objective_base import adapted
-from penstock.training.train_step import TrainOptions, TrainStep
+from penstock.training.adapter import Objective
+from penstock.training.meter import Meter
+from penstock.training.step import TrainOptions, TrainStep
 
 ROWS = torch.arange(12.0).reshape(6, 2).sin()
 
@@ -65,8 +62,8 @@ def linear():
 
 
 def test_losses_by_name_are_added_and_each_sample_has_its_share():
-    objective, model, data = adapted(Own()), linear(), batch()
-    losses, outputs = objective(model, data)
+    objective, model, data = Objective(Own()), linear(), batch()
+    losses, outputs = objective.measure(model, data)
     error = model(data["x"]).squeeze(1) - data["goal"]
     torch.testing.assert_close(losses, error.abs() + error.square().mean())
     assert outputs is None
@@ -76,16 +73,16 @@ def test_losses_by_name_are_added_and_each_sample_has_its_share():
 
 def test_padding_is_not_seen():
     own = Own()
-    losses, _ = adapted(own)(linear(), batch(6, valid=4))
+    losses, _ = Objective(own).measure(linear(), batch(6, valid=4))
     (seen,) = own.seen
     assert len(losses) == len(seen["x"]) == len(seen["goal"]) == 4
     assert seen["names"] == [*"abcd"]
-    torch.testing.assert_close(losses, adapted(Own())(linear(), batch(4))[0])
+    torch.testing.assert_close(losses, Objective(Own()).measure(linear(), batch(4))[0])
 
 
 def test_a_share_of_padding_goes_through_the_model_and_counts_for_nothing():
     model = linear()
-    losses, _ = adapted(Own())(model, batch(6, valid=0))
+    losses, _ = Objective(Own()).measure(model, batch(6, valid=0))
     assert losses.shape == (0,)
     losses.sum().backward()  # other ranks wait for its gradients
     assert all(weight.grad is not None and not weight.grad.any() for weight in model.parameters())
@@ -103,18 +100,16 @@ def test_a_share_of_padding_goes_through_the_model_and_counts_for_nothing():
 )
 def test_a_loss_of_another_kind_is_refused(loss, said):
     with pytest.raises(ConfigError, match=said):
-        adapted(Own(loss=loss))(linear(), batch())
+        Objective(Own(loss=loss)).measure(linear(), batch())
 
 
 def test_what_is_no_objective_is_refused():
     with pytest.raises(ConfigError, match=r"a MeanAbsoluteError, which has no method loss"):
-        adapted(MeanAbsoluteError())
-    stock = Regression(nn.MSELoss(), {}, ["x"], "goal")
-    assert adapted(stock) is stock
-    with pytest.raises(ConfigError, match="is a list, not a mapping of metrics"):
-        adapted(Own(metrics=[MeanAbsoluteError()]))
+        Objective(MeanAbsoluteError())
+    with pytest.raises(ConfigError, match=r"objective\.metrics: makes a list, which"):
+        Objective(Own(metrics=[MeanAbsoluteError()]))
     with pytest.raises(ConfigError, match="makes a int, which is not a torchmetrics"):
-        adapted(Own(metrics={"mae": 3}))
+        Objective(Own(metrics={"mae": 3}))
 
 
 def test_metrics_compare_outputs_with_the_target():
@@ -123,7 +118,7 @@ def test_metrics_compare_outputs_with_the_target():
         target="goal",
         outputs=lambda model, batch: model(batch["x"]).squeeze(1),
     )
-    objective, model = adapted(own), linear()
+    objective, model = Objective(own), linear()
     for data in (batch(6, valid=4), batch(2)):
         _, outputs = objective.measure(model, data)
         objective.update(outputs, data)
@@ -131,7 +126,7 @@ def test_metrics_compare_outputs_with_the_target():
     expected = (model(rows).squeeze(1) - rows.sum(1)).abs().mean()
     assert objective.compute()["mae"] == pytest.approx(expected.item())
     objective.reset()
-    assert adapted(own).metrics["mae"].update_count == 0
+    assert Objective(own).metrics["mae"].update_count == 0
 
 
 def test_metrics_may_take_anything_and_give_a_mapping():
@@ -142,29 +137,24 @@ def test_metrics_may_take_anything_and_give_a_mapping():
             "spread": (outputs["score"], batch),
             "mae": (outputs["score"], batch["goal"]),
         },
-        compute=lambda: {"own": 3},
     )
-    objective, model = adapted(own), linear()
+    objective, model = Objective(own), linear()
     with torch.no_grad():
         _, outputs = objective.measure(model, batch())
     objective.update(outputs, batch())
     scores = outputs["score"]
     measured = objective.compute()
-    assert measured.keys() == {"spread/ends/0", "spread/ends/1", "spread/mean", "mae", "own"}
+    assert measured.keys() == {"spread/ends/0", "spread/ends/1", "spread/mean", "mae"}
     assert measured["spread/ends/1"] == pytest.approx(scores.max().item())
-    assert measured["own"] == 3.0
-    group = SimpleNamespace(alone=False, gather=lambda value: [value, value])
-    with pytest.raises(ConfigError, match="measures one rank's share alone"):
-        objective.compute(group)
 
 
 def test_metrics_that_nobody_says_how_to_feed_are_refused():
     own = Own(metrics={"mae": MeanAbsoluteError()}, outputs=lambda model, batch: batch["x"])
-    with pytest.raises(ConfigError, match="give it a method measured"):
-        adapted(own).update(ROWS, batch())
+    with pytest.raises(ConfigError, match="needs the field 'target'"):
+        Objective(own).update(ROWS, batch())
     own.target = "goal"
     with pytest.raises(ConfigError, match=r"does not take float32\[6, 2\] and float32\[6\]"):
-        adapted(own).update(ROWS, batch())
+        Objective(own).update(ROWS, batch())
 
 
 def test_validation_may_be_without_a_loss():
@@ -172,17 +162,17 @@ def test_validation_may_be_without_a_loss():
         raise AssertionError("as a detector of torchvision's, which has one in training only")
 
     own = Own(loss=loss, validates_loss=False, outputs=lambda model, batch: ["boxes"])
-    assert adapted(own).measure(linear(), batch()) == (None, ["boxes"])
+    assert Objective(own).measure(linear(), batch()) == (None, ["boxes"])
 
 
 def test_only_losses_a_sample_say_whose_they_are():
     data = batch(6, valid=4)
-    each = adapted(Own(loss=lambda model, batch: model(batch["x"]).squeeze(1)))
-    places, losses = each.by_sample(each(linear(), data)[0], data)
+    each = Objective(Own(loss=lambda model, batch: model(batch["x"]).squeeze(1)))
+    places, losses = each.by_sample(each.measure(linear(), data)[0], data)
     assert places.tolist() == [0, 1, 2, 3]
     assert len(losses) == 4
-    whole = adapted(Own(loss=lambda model, batch: model(batch["x"]).mean()))
-    places, losses = whole.by_sample(whole(linear(), data)[0], data)
+    whole = Objective(Own(loss=lambda model, batch: model(batch["x"]).mean()))
+    places, losses = whole.by_sample(whole.measure(linear(), data)[0], data)
     assert len(places) == len(losses) == 0
 
 
@@ -190,7 +180,7 @@ def test_a_step_is_that_of_a_plain_loop():
     model, plain = linear(), linear()
     step = TrainStep(
         model,
-        adapted(Own()),
+        Objective(Own()),
         torch.optim.SGD(model.parameters(), 0.1),
         None,
         TrainOptions(),
@@ -210,17 +200,17 @@ def test_a_step_is_that_of_a_plain_loop():
 
 
 def test_the_parts_of_a_loss_are_means_over_an_epoch_and_go_on_after_a_stop():
-    objective, model = adapted(Own()), linear()
-    whole, first = EpochMetrics(Group()), EpochMetrics(Group())
+    objective, model = Objective(Own()), linear()
+    whole, first = Meter(Group()), Meter(Group())
     for step, count in enumerate((6, 2, 5)):
         data = batch(count, step=step)
-        losses, _ = objective(model, data)
+        losses, _ = objective.measure(model, data)
         whole.add(data, losses.detach(), objective.named)
         if step < 2:
             first.add(data, losses.detach(), objective.named)
     whole.read()
     first.read()
-    resumed = EpochMetrics(Group(), first.state_dict(0.0))
+    resumed = Meter(Group(), first.state_dict())
     resumed.add(data, losses.detach(), objective.named)
     resumed.read()
     assert resumed.named == whole.named

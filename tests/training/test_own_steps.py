@@ -13,8 +13,8 @@ from penstock.distributed.parallel import Parallel
 from penstock.errors import ConfigError
 from penstock.loading.batch import Batch
 from penstock.order.plan import Request
-from penstock.training.objective_base import adapted
-from penstock.training.train_step import Optimizers, TrainOptions, TrainStep
+from penstock.training.adapter import Objective
+from penstock.training.step import Optimizers, TrainOptions, TrainStep
 
 REAL = torch.arange(40.0).reshape(10, 4).cos()
 
@@ -65,7 +65,7 @@ def optimizers(pair):
 def training(pair, optimizer=None, schedule=None, objective=None, **options):
     optimizer = optimizer or optimizers(pair)
     scheduler = schedule(optimizer) if schedule else None
-    objective = adapted(objective or Gan())
+    objective = Objective(objective or Gan())
     options = TrainOptions(**options)
     return TrainStep(pair, objective, optimizer, scheduler, options, Group(), 3)
 
@@ -192,7 +192,7 @@ def test_several_optimizers_serve_one_loss_too():
         ),
         (
             lambda: TrainStep(
-                model(), adapted(Gan()), None, None, TrainOptions(), Group(), 0, Parallel("fsdp")
+                model(), Objective(Gan()), None, None, TrainOptions(), Group(), 0, Parallel("fsdp")
             ),
             "must be none or ddp, as the objective takes the steps",
         ),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from penstock.errors import ConfigError
-from penstock.training.schedules import of_each_group, renewed, warmup_steps
+from penstock.training.step import of_each_group, renewed, warmup_steps
 
 
 @pytest.mark.parametrize(

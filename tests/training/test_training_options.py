@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.order.plan import Plan, StreamOrder, StreamPlan
 from penstock.order.samplers import Bucket, Random
 from penstock.runs import checkpoint
-from penstock.training.train_step import TrainStep
+from penstock.training.step import TrainStep
 from tests.program import run
 from tests.resuming import TABLE, Case
 from tests.runs.test_longer_runs import NUMBERS

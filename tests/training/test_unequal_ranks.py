@@ -1,14 +1,16 @@
 """Shares of unequal size, added up: ranks learn what one alone learns."""
 
-from types import SimpleNamespace
-
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from penstock.distributed.group import Group
 from penstock.distributed.world import World
-from penstock.training.train_step import TrainOptions, TrainStep
+from penstock.loading.batch import Batch
+from penstock.order.plan import Request
+from penstock.training.adapter import Objective
+from penstock.training.step import TrainOptions, TrainStep
 
 BATCHES = torch.arange(24.0).reshape(8, 3).sin().split([6, 2])  # of 6 and 2 rows in all
 
@@ -29,20 +31,22 @@ def step_of(group):
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
 
-    def objective(model, batch):
-        return model(batch.x).square().squeeze(1), None
+    class Squares:
+        def loss(self, model, batch):
+            return model(batch["x"]).square().squeeze(1)
 
-    options = TrainOptions(accumulate=2)
-    objective.to, objective.trained = lambda device: objective, lambda model: model
-    objective.takes_steps = False
+    options, objective = TrainOptions(accumulate=2), Objective(Squares())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     return TrainStep(model, objective, optimizer, None, options, group, 0)
 
 
 def share(batch, rows):
-    return SimpleNamespace(
-        x=batch[rows], request=SimpleNamespace(total=len(batch), valid=len(batch[rows]))
-    )
+    own = batch[rows]
+    numbers = np.arange(len(own))
+    if not len(own):  # a rank without a row has one of padding
+        own = batch[:1]
+    request = Request(0, 0, np.arange(len(own)), np.arange(len(own)), len(numbers), len(batch))
+    return Batch({"x": own}, request)
 
 
 @pytest.mark.parametrize("cut", [(4, 1), (5, 0), (6, 1), (0, 2)])

@@ -25,8 +25,8 @@ from penstock.distributed.group import Group
 from penstock.errors import ConfigError, DataError
 from penstock.loading.batch import Batch
 from penstock.order.plan import Request
-from penstock.training.objective_base import adapted
-from penstock.training.train_step import TrainOptions, TrainStep
+from penstock.training.adapter import Objective
+from penstock.training.step import TrainOptions, TrainStep
 
 CLASSES = ["background", "circle", "square", "triangle"]
 
@@ -123,7 +123,7 @@ def test_mean_average_precision_is_the_references():
     data = DrawnShapes()
     samples = [data[row] for row in range(30)]
     outputs = predictions(random, samples)
-    objective = adapted(Detection({"map": MeanAveragePrecision()}, CLASSES))
+    objective = Objective(Detection({"map": MeanAveragePrecision()}, CLASSES))
     for rows in (slice(0, 16), slice(16, 30)):
         objective.update(outputs[rows], batch(ListSome()(samples[rows])))
     values, stats = objective.compute(), reference(samples, outputs)
@@ -144,10 +144,10 @@ def test_mean_iou_is_that_of_all_pixels():
     logits.scatter_add_(1, target[:, None], torch.ones(4, 1, 8, 8))
     target[:, :2] = 255
     metrics = {"miou": MulticlassJaccardIndex(3, ignore_index=255)}
-    objective = Segmentation(metrics, ["image"], "mask", 3, classes=CLASSES[:3])
+    objective = Objective(Segmentation(metrics, ["image"], "mask", 3, classes=CLASSES[:3]))
     for rows in (slice(0, 1), slice(1, 4)):
         data = batch({"image": logits[rows], "mask": target[rows]})
-        losses, outputs = objective(nn.Identity(), data)
+        losses, outputs = objective.measure(nn.Identity(), data)
         assert losses.shape == (len(outputs),)
         objective.update(outputs, data)
     known, guess = target != 255, logits.argmax(1)
@@ -157,7 +157,9 @@ def test_mean_iou_is_that_of_all_pixels():
     loss = nn.functional.cross_entropy(logits[1:], target[1:], ignore_index=255)
     assert losses.mean() == pytest.approx(float(loss), abs=1e-6)  # as many pixels count in each
     with pytest.raises(DataError, match="a mask has the class 7"):
-        objective(nn.Identity(), batch({"image": logits, "mask": target.where(target < 3, 7)}))
+        objective.measure(
+            nn.Identity(), batch({"image": logits, "mask": target.where(target < 3, 7)})
+        )
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -256,7 +258,7 @@ def test_a_detector_of_torchvision_is_trained_as_by_a_plain_loop_to_the_bit():
         fields["image"] = fields["image"].float() / 255
     mine, theirs = detector(), detector()
     before = [value.clone() for value in mine.state_dict().values()]
-    objective = adapted(Detection({}, CLASSES))
+    objective = Objective(Detection({}, CLASSES))
     optimizer = torch.optim.SGD(mine.parameters(), 0.01, momentum=0.9)
     options = TrainOptions(clip_norm=None)
     step = TrainStep(mine, objective, optimizer, None, options, Group(), 0)

@@ -12,9 +12,8 @@ from torchmetrics import Metric
 
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
+from penstock.training.adapter import Rendered, field, in_shape, is_known
 from penstock.training.objective import Loss, Regression
-from penstock.training.objective_base import in_shape, valid
-from penstock.training.rendered import Rendered
 
 
 class Mase(Metric):
@@ -81,23 +80,25 @@ class Forecasting(Regression):
 
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Forecasts on the scale of the file, float32[B, H, C]."""
-        return outputs * self._field(batch, "spread")[:, None] + self._location(batch)
+        return outputs * field(self, batch, "spread")[:, None] + self._location(batch)
 
-    def update(self, outputs: Tensor, batch: Batch) -> None:
-        predicted = valid(self.predictions(outputs, batch), batch)
-        target = valid(self.targets(batch), batch)
-        errors = valid(self._field(batch, "naive_error"), batch)
-        for name, metric in self.metrics.items() if len(predicted) else ():
-            self.add(name, predicted, target, *([errors] if isinstance(metric, Mase) else []))
+    def measured(self, outputs: Tensor, batch: Batch) -> Mapping[str, tuple[Tensor, ...]]:
+        predicted, target = self.predictions(outputs, batch), self.targets(batch)
+        there, errors = target.isfinite(), field(self, batch, "naive_error")
+        known, own = (predicted[there], target[there]), (predicted, target)
+        return {
+            name: (*own, errors) if isinstance(metric, Mase) else known if is_known(metric) else own
+            for name, metric in self.metrics.items()
+        }
 
-    def rows(self, outputs: Tensor, batch: Batch) -> Sequence[Mapping[str, Any]]:
+    def rows(self, outputs: Tensor, batch: Batch) -> Tensor:
         """`predicted`: a forecast a step, as the file would have them."""
-        return super().rows(self.predictions(outputs, batch), batch)
+        return self.predictions(outputs, batch)
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
         """The past of the first value, how it went on, and with `outputs` the forecast."""
-        scaled = self._field(batch, self.inputs[0])[..., :1]
-        spread, location = self._field(batch, "spread")[:, None, :1], self._location(batch)
+        scaled = field(self, batch, self.inputs[0])[..., :1]
+        spread, location = field(self, batch, "spread")[:, None, :1], self._location(batch)
         past, target = (scaled * spread + location[..., :1])[..., 0], self.targets(batch)
         if outputs is None:
             pairs = zip(past, target, strict=True)
@@ -111,24 +112,20 @@ class Forecasting(Regression):
         ]
 
     def _location(self, batch: Batch) -> Tensor:
-        return self._field(batch, "location")[:, None]
+        return field(self, batch, "location")[:, None]
 
-    def _as_known(self, predicted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        there = target.isfinite()
-        return predicted[there], target[there]
-
-    def _statistics(self, batch: Batch) -> Tensor:
+    def goals(self, batch: Batch) -> Tensor:
         centred = self.targets(batch) - self._location(batch)
-        return (centred / self._field(batch, "spread")[:, None]).flatten(1)
+        return (centred / field(self, batch, "spread")[:, None]).flatten(1)
 
-    def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         target = self.targets(batch)
         if outputs.shape != target.shape:
             reason = f"the model gives {in_shape(outputs)}, but the target is {in_shape(target)}"
             raise ConfigError(Problem("model", reason))
-        scaled = self._statistics(batch).reshape(target.shape)
+        scaled = self.goals(batch).reshape(target.shape)
         there = scaled.isfinite()
-        losses = self.loss(outputs, torch.where(there, scaled, outputs.detach()))
+        losses = self.criterion(outputs, torch.where(there, scaled, outputs.detach()))
         if losses.shape != target.shape:
             reason = f"gives {in_shape(losses)}; it has to give a loss a value: reduction=none"
             raise ConfigError(Problem("objective.loss", reason))

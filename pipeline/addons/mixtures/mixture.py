@@ -26,8 +26,8 @@ from penstock.loading.fetch import reads_whole
 from penstock.order.keys import IntArray, hash64
 from penstock.order.plan import Plan, is_stream
 from penstock.runs.identity import fingerprint_of
-from penstock.training.epoch_metrics import Step
-from penstock.training.observer import Observer, Record
+from penstock.training.loop import Observer, Record
+from penstock.training.meter import Step
 
 
 class Mixture(Dataset[Any]):

@@ -29,7 +29,7 @@ from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.compose import Compose
 from penstock.order.keys import begin_sample, hash64, key_at_hand
-from penstock.training.rendered import Rendered
+from penstock.training.adapter import Rendered
 
 _AT_ONCE = 1024  # rows that are compared with all others
 _EQUAL = 1e-5  # likenesses that differ by no more differ by rounding

@@ -67,9 +67,9 @@ from penstock.runs.resume import run_of
 from penstock.tasks import validate
 from penstock.tasks.summary import print_table
 from penstock.terminal import put, say, watched
-from penstock.training.objective_base import Objective
-from penstock.training.observer import Record
-from penstock.training.train_step import autocast
+from penstock.training.adapter import Objective
+from penstock.training.loop import Record
+from penstock.training.step import autocast
 
 if TYPE_CHECKING:
     from penstock.tasks.fit import Fit

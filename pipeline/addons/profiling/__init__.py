@@ -45,7 +45,7 @@ from penstock.runs.folder import RunFolder
 from penstock.tasks.fit import make_options, spare_cores
 from penstock.tasks.summary import put_rows
 from penstock.terminal import put, say, watched
-from penstock.training.train_step import TrainStep
+from penstock.training.step import TrainStep
 
 _WARM_UP = 3  # steps until allocations, compilation and autotuning are done
 _MOST_WORKERS = 16  # as num_workers=auto

@@ -15,8 +15,8 @@ from torch import Tensor
 from penstock.loading.batch import Batch
 from penstock.runs.folder import Status
 from penstock.runs.only_shown import only_shown
-from penstock.training.objective_base import Objective
-from penstock.training.observer import Observer, OnlyShows, Record
+from penstock.training.adapter import Objective
+from penstock.training.loop import Observer, OnlyShows, Record
 
 if TYPE_CHECKING:
     from penstock.tasks.fit import Fit
@@ -101,7 +101,6 @@ class Extremes(Observer):
         self._rows.append(batch.indices[places.cpu().numpy()])
         self._losses.append(losses)
         self._count += len(losses)
-        self._by_batch |= len(losses) > 1 and losses.stride(0) == 0  # one number, expanded
 
     def on_epoch_end(self, record: Record) -> None:
         if "val/loss" not in record or not self._count:
@@ -122,7 +121,6 @@ class Extremes(Observer):
             "epoch": epoch,
             "samples": count,
             "quantiles": np.quantile(finite, (0, 0.5, 0.95, 1)).tolist() if len(finite) else [],
-            "by_batch": self._by_batch,
             "ranks": self.ranks,
         }
         by_group = {name: rows[places] for name, places in groups.items()}
@@ -137,4 +135,4 @@ class Extremes(Observer):
     def _begin(self) -> None:
         self._rows: list[npt.NDArray[np.int64]] = []
         self._losses: list[Tensor] = []
-        self._count, self._by_batch = 0, False
+        self._count = 0

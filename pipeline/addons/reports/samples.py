@@ -32,8 +32,7 @@ from penstock.order.keys import IntArray
 from penstock.order.plan import End, StreamPlan, length_of
 from penstock.order.seeding import scope
 from penstock.runs.only_shown import only_shown
-from penstock.training.objective_base import Objective
-from penstock.training.rendered import Rendered, in_words
+from penstock.training.adapter import Objective, Rendered
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.image import Normalize
 
@@ -408,7 +407,8 @@ def _words(batch: Batch, objective: Objective, number: int) -> str:
     if texts:
         return " / ".join(texts)
     value = batch[objective.shown_field(batch)][number].flatten()
-    return in_words(value[:8]) + (" ..." if value.numel() > 8 else "")
+    few = ", ".join(f"{number:.4g}" for number in value[:8].tolist())
+    return few + (" ..." if value.numel() > 8 else "")
 
 
 def _listed(table: Sequence[Sequence[str]], folder: Path) -> Path:

@@ -339,8 +339,6 @@ def _predictions(facts: dict[str, Any], kind: str) -> list[Markup]:
             )
         if losses["ranks"] > 1:
             text += f". They are the first rank's share, of {losses['ranks']} ranks"
-        if losses["by_batch"]:
-            text += ". The loss is one number a batch, so these are samples of such batches"
         parts.append(page.paragraph(f"{text}."))
     elif MADE not in groups:
         text = "Evenly spaced samples, because this objective has no per-sample loss."

@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from penstock.files.disk import write_atomically
-from penstock.training.rendered import Rendered
+from penstock.training.adapter import Rendered
 
 Array = npt.NDArray[np.float32]
 

@@ -28,7 +28,7 @@ from optuna.trial import TrialState
 from penstock.addons.sweeps.sweep import FINISHED, PRUNING, Job, job_name, values_of
 from penstock.files.limits import Count, Index, PositiveFloat
 from penstock.terminal import say
-from penstock.training.observer import Observer, Record
+from penstock.training.loop import Observer, Record
 
 JOURNAL, STUDY = "optuna.journal", "penstock"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -141,14 +141,14 @@ class TableRegression(Regression):
         """The outputs on the scale of the targets, in their shape."""
         return self._unscaled(outputs).reshape(self.targets(batch).shape)
 
-    def rows(self, outputs: Tensor, batch: Batch) -> Sequence[Mapping[str, Any]]:
+    def rows(self, outputs: Tensor, batch: Batch) -> Tensor:
         """`predicted`: the number or the numbers, as the table would have them."""
-        return super().rows(self._unscaled(outputs), batch)
+        return self._unscaled(outputs)
 
     def _unscaled(self, outputs: Tensor) -> Tensor:
         outputs = outputs.reshape(len(outputs), -1)
         return outputs * self._scale.to(outputs) + self._mean.to(outputs)
 
-    def _statistics(self, batch: Batch) -> Tensor:
-        target = super()._statistics(batch)
+    def goals(self, batch: Batch) -> Tensor:
+        target = super().goals(batch)
         return (target - self._mean.to(target)) / self._scale.to(target)

@@ -6,10 +6,10 @@ next_tokens         the goals, and token_losses, for objectives of one's own
 continued           the text that a model writes
 
 An objective may give more losses than a batch has samples. Everything that takes a mean then takes
-it over losses: the gradient of an optimizer step (train_step.py), over all ranks and accumulated
-batches; an epoch's loss (epoch_metrics.py); validation (validation.py). So a token weighs the same
-wherever it stands, however full its block and however few blocks its rank has. Counters of samples
-(the ledger, the budget for bad ones) still count documents, or parts of them.
+it over losses: the gradient of an optimizer step (training/step.py), over all ranks and
+accumulated batches; an epoch's loss (training/meter.py); validation (training/loop.py). So a token
+weighs the same wherever it stands, however full its block and however few blocks its rank has.
+Counters of samples (the ledger, the budget for bad ones) still count documents, or parts of them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from penstock.addons.tokens.lengths import tokenizer_of
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.order.seeding import scope
-from penstock.training.objective import Constant
-from penstock.training.objective_base import Objective
-from penstock.training.rendered import Rendered
+from penstock.training.adapter import Rendered, field
+from penstock.training.objective import Supervised
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -170,7 +169,7 @@ def document_losses(losses: Tensor, batch: Batch, labels: str = "labels") -> tup
     return rows_found, sums[rows_found] / counts[rows_found]
 
 
-class LanguageModeling(Objective):
+class LanguageModeling(Supervised):
     """The next token of each: cross entropy, a loss a token.
 
     Metrics get the loss of each token in nats and its bytes. The best constant is the frequency of
@@ -194,37 +193,33 @@ class LanguageModeling(Objective):
         labels: str = "labels",
         bytes: str = "token_bytes",
     ) -> None:
-        super().__init__(metrics, inputs)
-        self.target, self.num_tokens, self.bytes = labels, num_tokens, bytes
+        super().__init__(nn.CrossEntropyLoss(reduction="none"), metrics, inputs, labels)
+        self.num_tokens, self.bytes = num_tokens, bytes
 
-    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Run the model.
-
-        Returns:
-            losses: float32[n], in nats, of the n tokens that follow one of their document.
-            outputs: float32[..., num_tokens], of all tokens.
-        """
-        outputs = model(*[self._field(batch, name) for name in self.inputs]).float()
-        following = next_tokens(batch, self.target)
-        if outputs.ndim == following.ndim and following.ndim == 2:  # of `Constant`
-            outputs = outputs[:, None].expand(*following.shape, -1)
-        if outputs.shape != (*following.shape, self.num_tokens):
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Logits of all tokens, float32[..., num_tokens]."""
+        outputs = super().outputs(model, batch)
+        shape = field(self, batch, self.target).shape
+        if outputs.ndim == len(shape) == 2:  # of `Constant`
+            outputs = outputs[:, None].expand(*shape, -1)
+        if outputs.shape != (*shape, self.num_tokens):
             raise ConfigError(
                 Problem(
                     "model",
                     f"gives {list(outputs.shape)} for tokens "
-                    f"{list(following.shape)}; it has to give {self.num_tokens} "
+                    f"{list(shape)}; it has to give {self.num_tokens} "
                     "logits of each (objective.num_tokens)",
                 )
             )
-        return token_losses(outputs, following), outputs
+        return outputs
 
-    def update(self, outputs: Tensor, batch: Batch) -> None:
-        following = next_tokens(batch, self.target)
-        if self.metrics and (following != IGNORED).any():
-            sizes = self._field(batch, self.bytes).roll(-1, -1)[following != IGNORED]
-            for name in self.metrics:
-                self.add(name, token_losses(outputs, following), sizes)
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """float32[n], in nats, of the n tokens that follow one of their document."""
+        return token_losses(outputs, next_tokens(batch, self.target))
+
+    def measured(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        following, sizes = next_tokens(batch, self.target), field(self, batch, self.bytes)
+        return token_losses(outputs, following), sizes.roll(-1, -1)[following != IGNORED]
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
         return [Rendered()] * len(batch.positions)
@@ -232,7 +227,7 @@ class LanguageModeling(Objective):
     def by_sample(self, losses: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The mean loss of each row's tokens, of those that have one."""
         if "document_ids" not in batch:
-            return super().by_sample(losses, batch)
+            return losses[:0].long(), losses[:0]
         return document_losses(losses, batch, self.target)
 
     def examples(
@@ -262,10 +257,7 @@ class LanguageModeling(Objective):
             table.append((str(row), *map(tokenizer.decode, parts)))
         return table
 
-    def baseline(self, batches: Iterable[Batch], monitor: str = "loss") -> nn.Module:
-        return Constant(self.constant(batches))
-
-    def constant(self, batches: Iterable[Batch]) -> Tensor:
+    def constant(self, batches: Iterable[Batch], monitor: str = "loss") -> Tensor:
         """The logarithm of each token's share, counting one more of each: float32[num_tokens]."""
         counts = torch.ones(self.num_tokens, dtype=torch.float64)
         for batch in batches:

@@ -19,7 +19,7 @@ from penstock.config.hydra import is_job
 from penstock.config.targets import make
 from penstock.runs.only_shown import reason
 from penstock.terminal import say
-from penstock.training.observer import Observer, Record
+from penstock.training.loop import Observer, Record
 
 if TYPE_CHECKING:
     from penstock.tasks.fit import Fit

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import ConfigError, Problem
-from penstock.training.rendered import Rendered
+from penstock.training.adapter import Rendered
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -12,13 +12,8 @@ from torch.nn import functional as F
 
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.batch import Batch
-from penstock.training.objective_base import (
-    Objective,
-    in_shape,
-    unpadded,
-    valid,
-)
-from penstock.training.rendered import Rendered
+from penstock.training.adapter import Rendered, field, in_shape
+from penstock.training.objective import Supervised
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -32,7 +27,7 @@ def run_lengths(mask: Tensor) -> dict[str, list[int]]:
     return {"size": list(mask.shape), "counts": [0, *counts] if pixels[0] else counts}
 
 
-class Segmentation(Objective):
+class Segmentation(Supervised):
     """The model gives logits [B, C, H, W], targets are classes [B, H, W] in whole numbers.
 
     The loss of a picture is the cross entropy of its pixels, on average; metrics get the likeliest
@@ -58,49 +53,41 @@ class Segmentation(Objective):
         ignored: int = 255,
         classes: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(metrics, inputs)
-        self.target, self.num_classes, self.ignored = target, num_classes, ignored
+        criterion = nn.CrossEntropyLoss(ignore_index=ignored, reduction="none")
+        super().__init__(criterion, metrics, inputs, target)
+        self.num_classes, self.ignored = num_classes, ignored
         self.names = list(classes) if classes else [str(number) for number in range(num_classes)]
 
-    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        target = self._target(batch)
-        if isinstance(model, _Frequencies):
-            logits = model(target)
-        else:
-            logits = model(*(self._field(batch, name) for name in self.inputs))
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        logits = super().outputs(model, batch)
+        if logits.ndim == 2:  # of `Constant`
+            logits = logits[:, :, None, None].expand(-1, -1, *self.targets(batch).shape[1:])
+        return logits
+
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        target = self.targets(batch)
         expected = (len(target), self.num_classes, *target.shape[1:])
-        if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
+        if tuple(outputs.shape) != expected:
             reason = (
-                f"gives {in_shape(logits)} for masks {list(target.shape)} of {self.num_classes} "
+                f"gives {in_shape(outputs)} for masks {list(target.shape)} of {self.num_classes} "
                 f"classes; it has to give logits {list(expected)}, as model=small_unet does"
             )
             raise ConfigError(Problem("model", reason))
-        logits = logits.float()
-        # Autocast is off for the sum over pixels, which 16 bits would round.
-        with torch.autocast(logits.device.type, enabled=False):
-            losses = F.cross_entropy(logits, target, ignore_index=self.ignored, reduction="none")
-            counted = (target != self.ignored).flatten(1).sum(1).clamp_min(1)
-            losses = losses.flatten(1).sum(1) / counted
-        return valid(losses, batch), logits.argmax(1)
+        counted = (target != self.ignored).flatten(1).sum(1).clamp_min(1)
+        return self.criterion(outputs, target).flatten(1).sum(1) / counted
 
-    def answer(self, model: nn.Module, batch: Batch) -> Tensor:
+    def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The likeliest class of each pixel, int64[B, H, W]."""
-        classes: Tensor = model(*(self._field(batch, name) for name in self.inputs)).argmax(1)
-        return classes
+        return outputs.argmax(1)
 
-    def update(self, outputs: Tensor, batch: Batch) -> None:
-        predicted, target = valid(outputs, batch), valid(self._target(batch), batch)
-        if len(predicted):
-            for name in self.metrics:
-                self.add(name, predicted, target)
-
-    def baseline(self, batches: Iterable[Batch], monitor: str = "loss") -> nn.Module:
+    def constant(self, batches: Iterable[Batch], monitor: str = "loss") -> Tensor:
+        """The logits of how frequent each class is among the pixels, float32[C]."""
         counts = torch.zeros(self.num_classes, dtype=torch.int64)
         for batch in batches:
-            target = self._target(unpadded(batch))
+            target = self.targets(batch)
             counted = target[target != self.ignored]
             counts += torch.bincount(counted, minlength=self.num_classes).cpu()
-        return _Frequencies((counts.double() / counts.sum().clamp_min(1)).clamp_min(1e-6).log())
+        return (counts / counts.sum().clamp_min(1)).clamp_min(1e-6).log()
 
     def rows(self, outputs: Tensor, batch: Batch) -> list[dict[str, Any]]:
         """`share/NAME` of the pixels, and `mask/NAME` as COCO's run lengths, of each class.
@@ -108,7 +95,7 @@ class Segmentation(Objective):
         Masks are of the picture that the model saw.
         """
         made = []
-        for pixels in valid(outputs, batch).cpu():
+        for pixels in outputs.argmax(1).cpu():
             masks = {name: pixels == number for number, name in enumerate(self.names)}
             shares = {f"share/{name}": mask.float().mean().item() for name, mask in masks.items()}
             runs = {f"mask/{name}": run_lengths(mask) for name, mask in masks.items()}
@@ -117,23 +104,23 @@ class Segmentation(Objective):
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
         """The true and the predicted mask, and the share of pixels that are right."""
-        views = []
-        for row, target in enumerate(self._target(batch)):
+        views, predicted = [], None if outputs is None else outputs.argmax(1)
+        for row, target in enumerate(self.targets(batch)):
             known = target != self.ignored
             present = target[known].unique().tolist()
             truth = ", ".join(self.names[value] for value in present if value) or self.names[0]
             mask = target.where(known, -1)
-            if outputs is None:
+            if predicted is None:
                 views.append(Rendered(truth, mask=mask))
                 continue
-            right = float((outputs[row] == target)[known].double().mean()) if known.any() else 1.0
+            right = float((predicted[row] == target)[known].double().mean()) if known.any() else 1.0
             words = f"accuracy {right:.3f}"
-            views.append(Rendered(truth, words, mask=mask, predicted_mask=outputs[row]))
+            views.append(Rendered(truth, words, mask=mask, predicted_mask=predicted[row]))
         return views
 
-    def _target(self, batch: Batch) -> Tensor:
+    def targets(self, batch: Batch) -> Tensor:
         """The masks of a batch, int64[B, H, W]."""
-        target = self._field(batch, self.target)
+        target = field(self, batch, self.target)
         if target.ndim == 4 and target.shape[1] == 1:
             target = target[:, 0]
         if target.ndim != 3 or target.is_floating_point():
@@ -148,22 +135,6 @@ class Segmentation(Objective):
                     f"and objective.ignored={self.ignored}"
                 )
         return target
-
-    def _labels(self, count: int) -> Sequence[object]:
-        return self.names if len(self.names) == count else range(count)
-
-
-class _Frequencies(nn.Module):
-    """The same logits for every pixel."""
-
-    logits: Tensor
-
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(logits.float(), requires_grad=False)
-
-    def forward(self, target: Tensor) -> Tensor:
-        return self.logits[None, :, None, None].expand(len(target), -1, *target.shape[1:])
 
 
 class TorchvisionSegmenter(nn.Module):

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 from torchmetrics.classification import MultilabelAveragePrecision, MultilabelF1Score
 
-from penstock.addons.multi_label import MultiLabel
 from penstock.errors import ConfigError, DataError
 from penstock.loading.batch import Batch
 from penstock.order.plan import Request
+from penstock.training.adapter import Objective
+from penstock.training.objective import MultiLabel
 
 NAMES = ["cat", "dog", "owl"]
 
@@ -25,7 +26,7 @@ def batch(labels, start=0, logits=None):
 
 def objective(**metrics):
     loss = nn.BCEWithLogitsLoss(reduction="none")
-    return MultiLabel(loss, metrics, ["x"], "labels", 3, NAMES)
+    return Objective(MultiLabel(loss, metrics, ["x"], "labels", 3, NAMES))
 
 
 def f1_of(logits, labels):
@@ -48,7 +49,7 @@ def test_metrics_are_those_of_all_predictions():
     measured = objective(**metrics)
     for rows in (slice(0, 20), slice(20, 50)):
         data = batch(labels[rows], rows.start, logits[rows])
-        losses, outputs = measured(nn.Identity(), data)
+        losses, outputs = measured.measure(nn.Identity(), data)
         assert losses.shape == (len(data["x"]),)
         measured.update(outputs, data)
     values = measured.compute()
@@ -63,7 +64,7 @@ def test_metrics_are_those_of_all_predictions():
 
 def test_the_loss_of_a_sample_is_the_mean_over_its_labels():
     logits = torch.tensor([[2.0, -1.0, 0.5]])
-    losses, _ = objective()(nn.Identity(), batch([[1, 0, 1]], logits=logits))
+    losses, _ = objective().measure(nn.Identity(), batch([[1, 0, 1]], logits=logits))
     probabilities = torch.tensor([2.0, 1.0, 0.5]).sigmoid()  # of what is so
     torch.testing.assert_close(losses, -probabilities.log().mean()[None])
 
@@ -87,11 +88,11 @@ def test_predictions_in_words():
 def test_what_does_not_fit_is_refused():
     model = nn.Identity()
     with pytest.raises(ConfigError, match=r"several labels are 0 or 1 for each of 3 classes"):
-        objective()(model, batch([[1, 0]], logits=torch.zeros(1, 3)))
-    with pytest.raises(ConfigError, match=r"3 labels need as many logits"):
-        objective()(model, batch([[1, 0, 1]], logits=torch.zeros(1, 2)))
+        objective().measure(model, batch([[1, 0]], logits=torch.zeros(1, 3)))
+    with pytest.raises(ConfigError, match=r"3 classes of 'labels' need as many logits"):
+        objective().measure(model, batch([[1, 0, 1]], logits=torch.zeros(1, 2)))
     with pytest.raises(DataError, match=r"outside of 0 to 1"):
         objective().baseline([batch([[2, 0, 0], [-1, 0, 0]])])  # whose mean is within
     for wrong in (2, -1):
         with pytest.raises(DataError, match=r"outside of 0 to 1"):
-            objective()(model, batch([[0, wrong, 1]], logits=torch.zeros(1, 3)))
+            objective().measure(model, batch([[0, wrong, 1]], logits=torch.zeros(1, 3)))

@@ -22,17 +22,16 @@ from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
 from penstock.runs import checkpoint
 from penstock.runs.checkpoint import Checkpoints
-from penstock.training.objective import Regression
-from penstock.training.runner import (
-    NonFiniteLossError,
+from penstock.training.adapter import Objective
+from penstock.training.loop import (
     Observer,
     Session,
     fit,
-    train_epoch,
     validate,
 )
-from penstock.training.schedules import with_warmup
-from penstock.training.train_step import TrainOptions, TrainStep
+from penstock.training.meter import NonFiniteLossError
+from penstock.training.objective import Regression
+from penstock.training.step import TrainOptions, TrainStep, with_warmup
 
 
 class Line(Dataset):
@@ -81,7 +80,7 @@ def loader(dataset=None, size=4, tail="keep", shuffle=False, transform=None, **o
 
 def objective(reduction="none"):
     loss = nn.MSELoss(reduction=reduction)
-    return Regression(loss, {"mse": MeanSquaredError()}, ["x"], "y")
+    return Objective(Regression(loss, {"mse": MeanSquaredError()}, ["x"], "y"))
 
 
 def network(dropout=0.0):
@@ -129,7 +128,7 @@ class Seen(Observer):
     def on_epoch_start(self, epoch, steps, done):
         self.events.append(("start", epoch, steps))
 
-    def on_batch(self, batch):
+    def on_batch(self, batch, losses):
         self.events.append(("batch", *batch.request.address))
 
     def on_log(self, record):
@@ -199,7 +198,7 @@ def test_groups_begin_anew_with_each_epoch():
     train, seen = loader(size=4), Seen()  # 6 batches: groups of 4 and 2
     run(train, observers=[seen], accumulate=4, log_every=1)
     logs = [event for event in seen.events if event[0] in ("log", "end")]
-    assert logs == [("log", 1), ("end", 0), ("log", 3), ("end", 1)]
+    assert logs == [("log", 1), ("log", 2), ("end", 0), ("log", 3), ("log", 4), ("end", 1)]
 
 
 def test_padding_does_not_change_what_is_learned():
@@ -300,10 +299,9 @@ def test_dead_workers_of_both_splits_are_counted(tmp_path):
 
 
 def test_milliseconds_are_of_a_sample():
-    model, data = network(), loader()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = TrainStep(model, objective(), optimizer, None, TrainOptions(), Group(), 0)
-    record, stats = train_epoch(step, data, 0), data.stats
+    data = loader()
+    _, result = run(data, max_epochs=1)
+    record, stats = result.history[0], data.stats
     assert record["ms/read"] == pytest.approx(1000 * stats.stages["read"] / 22)
     assert record["ms/collate"] == pytest.approx(1000 * stats.stages["collate"] / 22)
 
@@ -337,11 +335,11 @@ def test_a_run_that_an_observer_has_ended_can_be_resumed(tmp_path):
     assert fitted(Session(state=state)) == ("max_epochs", 3)
 
 
-class Scripted(Regression):
+class Scripted(Objective):
     """Its metric is told beforehand."""
 
     def __init__(self, *values):
-        super().__init__(nn.MSELoss(reduction="none"), {}, ["x"], "y")
+        super().__init__(Regression(nn.MSELoss(reduction="none"), {}, ["x"], "y"))
         self.values = iter(values)
 
     def compute(self, group=None):
@@ -362,7 +360,7 @@ def test_a_resumed_run_knows_its_best_and_how_long_ago_that_was(tmp_path):
     result = fit_scripted([2.5, 2.7], Session(state=state), max_epochs=9, patience=2)
     assert (result.reason, len(result.history)) == ("patience", 4)
     assert result.history[:3] == first.history
-    assert result.best is result.history[1]
+    assert result.best == result.history[1]
 
 
 def test_the_best_is_saved_between_two_saves(tmp_path):
@@ -454,12 +452,9 @@ def test_on_a_gpu(precision):
     assert result.history[-1]["val/loss"] < 0.2 * result.history[0]["val/loss"]
 
 
-def test_validation_leaves_the_model_as_it_was():
-    model = network(dropout=0.5).train()
-    first = validate(model, objective(), loader())
-    assert model.training
-    assert validate(model.eval(), objective(), loader()) == first
-    assert not model.training
+def test_validation_measures_without_dropout():
+    first = validate(network(dropout=0.5).train(), objective(), loader())
+    assert validate(network(dropout=0.0), objective(), loader()) == first
     assert first["loss"] == pytest.approx(first["mse"])
 
 
@@ -472,13 +467,3 @@ def test_validation_is_always_of_the_same_samples():
 def test_an_epoch_without_a_batch_is_refused():
     with pytest.raises(ConfigError, match=r"batch\.tail: epoch 0 of Line has no full batch"):
         run(loader(Line(3), tail="drop"))
-
-
-def test_train_epoch_alone():
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train_step = TrainStep(model, objective(), optimizer, None, TrainOptions(), Group(), 0)
-    first = train_epoch(train_step, loader(), 0)
-    second = train_epoch(train_step, loader(), 1)
-    assert (first["step"], second["step"]) == (6, 12)
-    assert second["train/loss"] < first["train/loss"]

@@ -15,11 +15,15 @@ likes. Seeds, precision, clipping, EMA, schedules and checkpoints are the same:
             ...
             update(loss, "generator")
             return {"discriminator": ..., "generator": ...}
+
+At the end stand the schedules of learning rates: a warm-up before any of torch's, and a new
+schedule on a resume.
 """
 
 from __future__ import annotations
 
 import gc
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,17 +34,24 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from penstock.distributed.group import Group
 from penstock.distributed.parallel import Parallel, like, same_buffers, together, wrap
-from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.errors import PenstockError
 from penstock.loading.batch import Batch
 from penstock.order.keys import hash64_on
 from penstock.torch_internals import scale
-from penstock.training.objective_base import Objective, explained
+from penstock.training.adapter import Objective, explained, require
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Mode = Literal["min", "max"]
@@ -153,54 +164,39 @@ class TrainStep:
         parallel: Parallel | None = None,
         epochs: Sequence[Callable[[nn.Module, int], bool]] = (),
     ) -> None:
-        self._own = objective.takes_steps
-        if self._own and options.accumulate > 1:
-            reason = "must be 1, as the objective takes the steps itself"
-            raise ConfigError(Problem("trainer.accumulate", reason))
-        if self._own and parallel is not None and parallel.strategy == "fsdp":
-            reason = "must be none or ddp, as the objective takes the steps itself"
-            raise ConfigError(Problem("distributed.strategy", reason))
-        self.group = group
+        self._own, how = objective.takes_steps, parallel or Parallel()
+        taken = "as the objective takes the steps itself"
+        alone = not self._own or options.accumulate == 1
+        require(alone, "trainer.accumulate", f"must be 1, {taken}")
+        whole = not self._own or how.strategy != "fsdp"
+        require(whole, "distributed.strategy", f"must be none or ddp, {taken}")
+        self.group, self.options, self._parallel = group, options, how
         self.device = torch.device(group.world.device)
         self.model = model.to(self.device)  # in place: the optimizer refers to the weights
         if options.channels_last:
             model.to(memory_format=torch.channels_last)
         if options.compile:
             model.compile()
-        self._parallel = parallel or Parallel()
-        self._forward = self._wrapped(objective)
         self.objective = objective.to(self.device)
-        self.optimizer = optimizer
-        self.scheduler = scheduler
+        self._forward: nn.Module | None = None  # the loss, as DDP wraps it
+        self.optimizer, self.scheduler = optimizer, scheduler
+        # After a resume, and after a step that the scaler skipped, a schedule may move first.
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "fp16")
-        self.options = options
         self._model_key = hash64_on(4, seed, "model")
-        self.batches = 0
-        self.updates = 0
+        self.batches = self.updates = 0
         self.averaged: AveragedModel | None = None
-        self._resumed = False  # until the first step with a checkpoint's state
         self.pending = False  # whether there are gradients since the last update
         self._counted = 0  # losses of this rank in them
         self._divisor = 1  # of those gradients
         self._stepped = False  # whether weights have changed since the last update
-        self._epochs = tuple(epochs)
+        self._epochs = epochs
         self._batches_before, self._buffers_before = 0, list[Tensor]()  # at the last update
-
-    def _wrapped(self, objective: Objective) -> nn.Module:
-        """The model as the objective calls it in training.
-
-        Not by DDP where the objective takes the steps: it would wait for gradients of weights that
-        a step leaves alone.
-        """
-        if self._own:
-            return self.model
-        return wrap(objective.trained(self.model), self._parallel, self.group)
 
     @property
     def finished(self) -> bool:
         """Whether `max_steps` are done."""
-        limit = self.options.max_steps
-        return limit is not None and self.updates >= limit
+        return self.options.max_steps is not None and self.updates >= self.options.max_steps
 
     @property
     def measured(self) -> nn.Module:
@@ -216,9 +212,8 @@ class TrainStep:
         """Put the model into training mode, with the weights that learn in that epoch."""
         changed = [begin(self.model, epoch) for begin in self._epochs]
         if any(changed):
-            self._forward = self.model  # DDP has to let go of the weights before it takes more
+            self._forward = None  # DDP has to let go of the weights before it takes more
             gc.collect()
-            self._forward = self._wrapped(self.objective)
         self.model.train()
 
     def learn(self, batch: Batch) -> Tensor:
@@ -230,6 +225,9 @@ class TrainStep:
             self._batches_before = self.batches
             if self.options.accumulate > 1:
                 self._buffers_before = [buffer.clone() for buffer in self.model.buffers()]
+        # DDP would wait for gradients of weights that a step of the objective's own leaves alone.
+        if self._forward is None and not self._own:
+            self._forward = wrap(self.objective.trained(self.model), self._parallel, self.group)
         self.seed()
         self.batches += 1
         if self._own or self._parallel.strategy == "fsdp":  # as DDP does by itself
@@ -244,11 +242,11 @@ class TrainStep:
                 of_ranks = self.group.sum(torch.tensor(float(own), device=self.device))
                 update = partial(self._own_step, own, of_ranks)
                 return self.objective.step(self.model, batch, update).detach()
-            losses, _ = self.objective(self._forward, batch)
+            losses = self.objective.losses(self._forward, batch)
         # The mean is over the losses of all accumulated batches, whose number is known only at
         # the end. Until then it is estimated by an average share of this batch's samples, which
         # all ranks know alike, times the batches; update() corrects.
-        count = losses.shape[0]
+        count = len(losses)
         if not self.pending:  # also where this rank has no loss yet: ranks need the same divisor
             ranks = 1 if self.group.alone else self.group.world.size
             total = count if self.group.alone else batch.request.total or count
@@ -268,12 +266,11 @@ class TrainStep:
             name: of its optimizer; None: there is only one.
         """
         optimizers = getattr(self.optimizer, "by_name", {None: self.optimizer})
-        if name not in optimizers:
-            known = ", ".join(filter(None, optimizers)) or "a single optimizer, without a name"
-            raise ConfigError(Problem("optimizer", f"has {known}; the objective asks for {name!r}"))
+        known = ", ".join(filter(None, optimizers)) or "a single optimizer, without a name"
+        reason = f"has {known}; the objective asks for {name!r}"
+        require(name in optimizers, "optimizer", reason)
         optimizer = optimizers[name]
-        every = [weight for group in optimizer.param_groups for weight in group["params"]]
-        weights = [weight for weight in every if weight.requires_grad]
+        weights = [weight for weight in weights_of(optimizer) if weight.requires_grad]
         if not weights:  # all of them are frozen in this epoch
             return
         with torch.autocast(self.device.type, enabled=False):
@@ -282,11 +279,10 @@ class TrainStep:
         if not self.group.alone:
             # In one piece, and zeros for weights that this rank's loss leaves alone.
             gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
-            flat = self.group.sum(flat) / total.clamp_min(1)
-            parts = flat.split([weight.numel() for weight in weights])
-            for weight, part in zip(weights, parts, strict=True):
-                weight.grad = part.view_as(weight).to(weight.dtype)
+            flat = self.group.sum(parameters_to_vector(gradients)) / total.clamp_min(1)
+            vector_to_parameters(flat, gradients)
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.grad = gradient.to(weight.dtype)
         if count or total.item():  # only if this rank has no sample is the device waited for
             self._take(optimizer, weights)
         optimizer.zero_grad()
@@ -306,7 +302,7 @@ class TrainStep:
         objective takes the steps, those of a batch count as one.
         """
         if not self._own and self._average():
-            self._take(self.optimizer, self._weights())
+            self._take(self.optimizer, weights_of(self.optimizer))
         scale = self.scaler.get_scale()
         if self._stepped:
             self.scaler.update()
@@ -315,7 +311,7 @@ class TrainStep:
         self.optimizer.zero_grad()
         self.updates += 1
         if self.options.schedule == "step" and not skipped:
-            self._step_scheduler(None)
+            self._move_schedule()
         if self._stepped and not skipped and self.options.ema is not None:
             self._mean(self.options.ema).update_parameters(self.model)
         self._counted, self.pending, self._stepped = 0, False, False
@@ -324,17 +320,8 @@ class TrainStep:
         """Clip the gradients of `weights` and step."""
         self.scaler.unscale_(optimizer)
         if self.options.clip_norm is not None:
-            nn.utils.clip_grad_norm_(weights, self.options.clip_norm)
-        try:
-            self.scaler.step(optimizer)
-        except _UNFIT as error:
-            if not self._resumed:
-                raise
-            raise PenstockError(
-                "the optimizer cannot continue from its state in the checkpoint: "
-                f"{type(error).__name__}: {error}. Use an earlier one"
-            ) from error
-        self._resumed = False  # the first step shows whether the loaded state is valid
+            clip_grad_norm_(weights, self.options.clip_norm)
+        self.scaler.step(optimizer)
         self._stepped = True
 
     def _mean(self, decay: float) -> AveragedModel:
@@ -353,14 +340,11 @@ class TrainStep:
         self.optimizer.zero_grad()
         self.batches, self._counted, self.pending = self._batches_before, 0, False
 
-    def _weights(self) -> list[Tensor]:
-        return [weight for group in self.optimizer.param_groups for weight in group["params"]]
-
     def _average(self) -> bool:
         """Scale gradients to the mean over all ranks' losses; returns whether there are any."""
         if self.group.alone and self._counted in (0, self._divisor):
             return self._counted > 0
-        gradients: list[Any] = [w.grad for w in self._weights() if w.grad is not None]
+        gradients: list[Any] = [w.grad for w in weights_of(self.optimizer) if w.grad is not None]
         gradients = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
         if self.group.alone:
             scale(gradients, self._divisor / self._counted)
@@ -374,16 +358,22 @@ class TrainStep:
 
     def end_epoch(self, monitored: float | None) -> None:
         """Move a scheduler that counts epochs; `monitored` is the epoch's metric, if it has one."""
-        if self.options.schedule == "epoch" or isinstance(self.scheduler, ReduceLROnPlateau):
-            self._step_scheduler(monitored)
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            if monitored is not None:
+                self.scheduler.step(monitored)
+        elif self.options.schedule == "epoch":
+            self._move_schedule()
+
+    def _move_schedule(self) -> None:
+        if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
         """All state of the training but the loader's address."""
-        scheduler = self.scheduler.state_dict() if self.scheduler else None
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "scheduler": scheduler,
+            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
             "scaler": self.scaler.state_dict(),
             "batches": self.batches,
             "updates": self.updates,
@@ -400,7 +390,7 @@ class TrainStep:
         """
         try:
             self.model.load_state_dict(like(state["model"], self.model.state_dict()))
-            weights, parts = self._weights(), {}
+            weights, parts = weights_of(self.optimizer), {}
             for number, values in state["optimizer"]["state"].items():
                 weight = weights[int(number)]  # what has its shape is sharded like it
                 shaped = {
@@ -408,7 +398,7 @@ class TrainStep:
                     for name, value in values.items()
                     if isinstance(value, Tensor) and value.shape == weight.shape
                 }
-                parts[number] = {**values, **like({k: values[k] for k in shaped}, shaped)}
+                parts[number] = like(values, shaped)
             self.optimizer.load_state_dict({**state["optimizer"], "state": parts})
             if self.scheduler is not None:
                 self.scheduler.load_state_dict(state["scheduler"])
@@ -423,16 +413,6 @@ class TrainStep:
                 f"configuration; give the overrides of its run. {type(error).__name__}: {error}"
             ) from error
         self.batches, self.updates = int(state["batches"]), int(state["updates"])
-        self._resumed = True
-
-    def _step_scheduler(self, monitored: float | None) -> None:
-        # Otherwise a schedule warns if the optimizer has taken no step: after a resume, say.
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            if monitored is not None:
-                self.scheduler.step(monitored)
-        elif self.scheduler is not None:
-            self.scheduler.step()
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
@@ -440,3 +420,74 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, _AUTOCAST[precision])
+
+
+def weights_of(optimizer: Optimizer) -> list[Tensor]:
+    """All weights that an optimizer trains."""
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
+# Schedules
+
+_START = 0.01  # of the rate, at the first step of a warm-up: a step at zero would change nothing
+
+
+def warmup_steps(warmup: float, total_steps: int) -> int:
+    """Steps of warm-up: `warmup` below 1 is a share of all steps, otherwise a number of steps.
+
+    Raises:
+        ConfigError: no step remains after it, or there is no step at all.
+    """
+    less = "the training split has less than one batch, and batch.tail=drop leaves that out"
+    require(total_steps > 0, "batch", f"{less}; set a smaller batch.size, or batch.tail=keep")
+    steps = round(warmup * total_steps if warmup < 1 else warmup)
+    reason = f"{steps} of {total_steps} steps leave none after it"
+    require(steps < total_steps, "schedule.warmup", reason)
+    return steps
+
+
+def with_warmup(
+    optimizer: Optimizer, steps: int, main: Callable[[Optimizer], LRScheduler]
+) -> LRScheduler:
+    """`main`, preceded by `steps` steps in which the learning rate rises linearly to its value."""
+    if steps == 0:
+        return main(optimizer)
+    rise, follows = LinearLR(optimizer, start_factor=_START, total_iters=steps), main(optimizer)
+    by_itself, kind = isinstance(follows, (OneCycleLR, ReduceLROnPlateau)), type(follows).__name__
+    reason = (
+        f"nothing can come before {kind}, which warms up itself or follows no step; set it to 0"
+    )
+    require(not by_itself, "schedule.warmup", reason)
+    return SequentialLR(optimizer, [rise, follows], milestones=[steps])
+
+
+def of_each_group(node: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """A schedule's arguments, with a rate for each group where the groups' rates differ.
+
+    A rate of the node is that of `optimizer.lr`, and groups have as many times of it.
+    """
+    base, rates = optimizer.defaults.get("lr"), [group["lr"] for group in optimizer.param_groups]
+    if not base or all(rate == base for rate in rates):
+        return dict(node)
+    return {
+        name: [value * rate / base for rate in rates]
+        if name in ("max_lr", "base_lr") and isinstance(value, int | float)
+        else value
+        for name, value in node.items()
+    }
+
+
+def renewed(
+    state: Mapping[str, Any], optimizer: Optimizer, scheduler: LRScheduler
+) -> dict[str, Any]:
+    """A checkpoint's state with the state of a new `scheduler` and its `optimizer`'s rates."""
+    before, now = state["optimizer"], optimizer.state_dict()["param_groups"]
+    groups = [
+        {**new, "params": old["params"]}
+        for new, old in zip(now, before["param_groups"], strict=True)
+    ]
+    return {
+        **state,
+        "optimizer": {**before, "param_groups": groups},
+        "scheduler": scheduler.state_dict(),
+    }

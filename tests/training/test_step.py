@@ -13,10 +13,9 @@ from penstock.errors import PenstockError
 from penstock.loading.batch import Batch
 from penstock.order.keys import hash64
 from penstock.order.plan import Request
-from penstock.training import train_step
+from penstock.training.adapter import Objective
 from penstock.training.objective import Regression
-from penstock.training.objective_base import adapted
-from penstock.training.train_step import Optimizers, TrainOptions, TrainStep
+from penstock.training.step import Optimizers, TrainOptions, TrainStep
 
 ROWS = torch.arange(36.0).reshape(12, 3).sin()
 
@@ -38,7 +37,7 @@ def step_of(
     model = model or nn.Linear(3, 1)
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
     moved = scheduler(optimizer) if scheduler else None
-    made = Regression(nn.MSELoss(reduction="none"), {}, ["x"], "y")
+    made = Objective(Regression(nn.MSELoss(reduction="none"), {}, ["x"], "y"))
     return TrainStep(
         model, made, optimizer, moved, TrainOptions(**options), group or Group(), seed, parallel
     )
@@ -253,9 +252,9 @@ def test_a_rank_steps_where_any_rank_has_a_loss(count, total, moved):
 
 @pytest.mark.parametrize(("strategy", "times"), [("fsdp", 1), ("ddp", 0), ("none", 0)])
 def test_buffers_are_made_alike_where_nobody_else_does(strategy, times, monkeypatch):
-    made = []
-    monkeypatch.setattr(train_step, "wrap", lambda model, *_: model)
-    monkeypatch.setattr(train_step, "same_buffers", lambda *parts: made.append(parts))
+    made, name = [], "penstock.training.step"
+    monkeypatch.setattr(f"{name}.wrap", lambda model, *_: model)
+    monkeypatch.setattr(f"{name}.same_buffers", lambda *parts: made.append(parts))
     step = step_of(group=Rank(), parallel=Parallel(strategy))
     step.learn(batch(total=8))
     assert made == [(step.model, step.group)] * times
@@ -276,33 +275,6 @@ def test_a_state_of_another_model_or_optimizer_is_refused():
     resumed = step_of()
     resumed.load_state_dict(state)
     assert (resumed.batches, resumed.updates) == (1, 1)
-
-
-class Broken(torch.optim.SGD):
-    def step(self, closure=None):
-        raise KeyError("exp_avg")
-
-
-def test_an_optimizer_that_cannot_step_from_a_state_says_whose_it_is():
-    def broken():
-        model = nn.Linear(3, 1)
-        return step_of(model, optimizer=Broken(model.parameters(), 0.1))
-
-    step = broken()
-    step.learn(batch())
-    with pytest.raises(KeyError):  # its own error, as nothing was loaded
-        step.update()
-    step = broken()
-    step.load_state_dict(step_of().state_dict())
-    step.learn(batch())
-    said = "cannot continue from its state in the checkpoint: KeyError: 'exp_avg'. Use an earlier"
-    with pytest.raises(PenstockError, match=said):
-        step.update()
-    step = step_of()
-    step.load_state_dict(step_of().state_dict())
-    step.learn(batch())
-    step.update()
-    assert step._resumed is False
 
 
 def test_a_mean_that_is_resumed_continues():
@@ -341,7 +313,7 @@ def own_step(own=None, group=None, optimizer=None, model=None, scheduler=None, *
     torch.manual_seed(0)
     model = model or nn.Linear(3, 1)
     optimizer = optimizer(model) if optimizer else torch.optim.SGD(model.parameters(), 0.1)
-    made = adapted(own or Steps())
+    made = Objective(own or Steps())
     moved = scheduler(optimizer) if scheduler else None
     return TrainStep(model, made, optimizer, moved, TrainOptions(**options), group or Group(), 0)
 

@@ -1,0 +1,166 @@
+"""Losses, samples and order of a training epoch, over all ranks.
+
+Losses stay on the device until they are read: once every few steps, and before a checkpoint is
+saved. A read waits for the device once; with several ranks it costs two collectives of a few bytes
+a batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.distributed.group import Group
+from penstock.errors import PenstockError
+from penstock.loading.batch import Batch, hash_of_rows, row_hashes
+from penstock.order.address import Address
+from penstock.order.keys import hash64_each, hash64_last
+
+_PART = "loss/"  # before the names of a loss's parts, in a state
+
+
+class NonFiniteLossError(PenstockError):
+    """A batch's loss is NaN or infinite; `epoch` and `step` are its address."""
+
+    def __init__(self, loss: float, epoch: int, step: int) -> None:
+        super().__init__(f"the loss is {loss} at epoch {epoch}, step {step}")
+        self.epoch, self.step = epoch, step
+
+
+@dataclass(frozen=True)
+class Step:
+    """The results of one global batch."""
+
+    epoch: int
+    step: int
+    loss: float  # mean over its samples, or over its tokens (penstock.addons.tokens.language_model)
+    samples: int
+    order: int  # 64-bit hash over its (position, index) pairs, independent of sharding
+    digest: str | None = None  # hash over its samples, if the loader hashes
+    left_out: tuple[Any, ...] = ()  # its unreadable samples
+
+
+class Meter:
+    """Sums of one epoch, of losses and of samples.
+
+    Args:
+        state: of a resumed epoch, from `state_dict`.
+    """
+
+    def __init__(self, group: Group, state: Mapping[str, float] | None = None) -> None:
+        self._group = group
+        self._pending: list[tuple[Batch, Tensor, int, Mapping[str, Tensor]]] = []
+        # Each sample may have several losses, one a token; `losses` counts these.
+        names = "total samples losses window_total window_samples"
+        self._sums: dict[str, float] = {**dict.fromkeys(names.split(), 0), **(state or {})}
+
+    def add(
+        self, batch: Batch, losses: Tensor, named: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> None:
+        """Count a batch.
+
+        Args:
+            losses: of this rank, float32[n] on the device.
+            named: sums of the parts of the losses, as `Objective.named`.
+        """
+        # Without the fields, which would keep the epoch's data in memory.
+        self._pending.append((batch.replace({}), losses.sum(), len(losses), named))
+
+    def drop_from(self, address: Address) -> None:
+        """Forget batches from that address on: they will be trained on again."""
+        self._pending = [one for one in self._pending if one[0].request.address < address]
+
+    def read(self) -> list[Step]:
+        """The batches added since the last read, summed over the ranks; waits for the device.
+
+        Raises:
+            NonFiniteLossError: on all ranks, for the first batch with such a loss.
+        """
+        if not self._pending:
+            return []
+        own = []
+        for (batch, total, count, named), order in zip(self._pending, self._orders(), strict=True):
+            loss, *parts = torch.stack([total, *named.values()]).double().tolist()
+            rows = None if batch.hashes is None else row_hashes(batch)
+            numbers = loss, count, batch.request.valid, order
+            own.append((*numbers, rows, batch.left_out, dict(zip(named, parts, strict=True))))
+        addresses, self._pending = [one[0].request.address for one in self._pending], []
+        steps = []
+        for address, of_ranks in zip(
+            addresses, zip(*self._group.gather(own), strict=True), strict=True
+        ):
+            losses, counts, samples, orders, hashes, left_out, named = zip(*of_ranks, strict=True)
+            weight = sum(counts)
+            digest = None if hashes[0] is None else hash_of_rows(chain.from_iterable(hashes))
+            order, bad = sum(orders) % 2**64, tuple(chain.from_iterable(left_out))
+            loss = sum(losses) / weight if weight else 0.0
+            if not math.isfinite(loss):
+                raise NonFiniteLossError(loss, *address)
+            steps.append(Step(*address, loss, sum(samples), order, digest, bad))
+            # One by one, so that rounding does not depend on when losses are read.
+            counted = {"total": loss * weight, "losses": weight, "samples": sum(samples)}
+            counted |= {"window_total": loss * weight, "window_samples": weight}
+            of_parts = ((f"{_PART}{name}", n) for each in named for name, n in each.items())
+            for name, number in chain(counted.items(), of_parts):
+                self._sums[name] = self._sums.get(name, 0) + number
+        return steps
+
+    def _orders(self) -> list[int]:
+        """The `Step.order` of each batch; all at once, as numpy's calls cost more than the rows."""
+        requests = [batch.request for batch, *_ in self._pending]
+        lengths = [request.valid for request in requests]
+        # All are of one epoch, as an epoch ends with a read.
+        keys = hash64_last(("order", requests[0].epoch), [one.step for one in requests])
+        keys = keys.repeat(lengths)
+        rows = np.concatenate([one.positions[: one.valid] for one in requests]).astype(np.uint64)
+        indices = np.concatenate([one.indices[: one.valid] for one in requests])
+        mixed = hash64_each(keys, rows + hash64_each(keys + np.uint64(1), indices))
+        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+        ends = np.cumsum(lengths)
+        return (sums[ends] - sums[ends - lengths]).tolist()  # modulo 2^64
+
+    def __getitem__(self, name: str) -> float:
+        """A sum: "samples" of the epoch, or "losses"."""
+        return self._sums[name]
+
+    @property
+    def window(self) -> float:
+        """Mean loss since `begin_window`; NaN if nothing was read since."""
+        count = self._sums["window_samples"]
+        return self._sums["window_total"] / count if count else math.nan
+
+    def begin_window(self) -> None:
+        """Start a new `window`."""
+        self._sums |= {"window_total": 0.0, "window_samples": 0}
+
+    @property
+    def mean(self) -> float:
+        """Mean of the losses of all batches read."""
+        return self._sums["total"] / self._sums["losses"] if self._sums["losses"] else math.nan
+
+    @property
+    def named(self) -> dict[str, float]:
+        """The same of each part of the losses that has a name."""
+        sums, count = self._sums, self._sums["losses"]
+        return {name[len(_PART) :]: sums[name] / count for name in sums if name.startswith(_PART)}
+
+    def state_dict(self) -> dict[str, float]:
+        """State to resume the epoch from; call `read` first."""
+        return {**self._sums}
+
+
+def order_hash(before: str, steps: Sequence[Step]) -> str:
+    """The hash over all steps of a run: `before` extended by `steps`."""
+    for step in steps:
+        line = f"{before} {step.epoch} {step.step} {step.order:016x}"
+        before = hashlib.blake2b(line.encode(), digest_size=16).hexdigest()
+    return before
