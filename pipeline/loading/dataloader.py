@@ -66,6 +66,12 @@ class Request(Addressed):
     start: int
     keys: Any = None
 
+    @property
+    def indices(self) -> list[int]:
+        """Those of `keys` that are numbers, for messages."""
+        keys = self.keys if isinstance(self.keys, (list, tuple)) else [self.keys]
+        return [key for key in keys if type(key) is int]
+
 
 class Result(NamedTuple):
     """The collated batch, or the sample, of a request; `ended`: its part has no such batch."""

@@ -252,12 +252,11 @@ class Fetch:
             again = _digests(row if self.transform is None else self.transform(row))
         names = " and ".join(repr(name) for name in first if first[name] != again.get(name))
         if names:
-            unlike = (
+            samples.warnings["unrepeatable"] = unlike = (
                 f"sample {samples.indices[0]} (epoch {samples.asked.epoch}, position "
                 f"{samples.asked.positions[0]}) has another {names} when it is made again. "
                 f"{_ADVICE}"
             )
-            samples.warnings["unrepeatable"] = unlike
             if self.hashed:
                 raise SampleError(f"{unlike}. A hash of it would say nothing")
 

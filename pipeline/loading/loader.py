@@ -116,11 +116,6 @@ class LoaderStats:
     stages: Counter[Any] = field(default_factory=Counter)
     deaths: int = 0
 
-    @property
-    def wait_share(self) -> float:
-        """Share of the time in which the consumer waited for data, in [0, 1]."""
-        return self.wait_seconds / self.total_seconds if self.total_seconds else 0.0
-
 
 class Loader:
     """Batches of one split for one rank.
@@ -252,10 +247,8 @@ class Loader:
             if kind not in self._warned:  # by another worker
                 self._warned.add(kind)
                 log.warning("%s", warning)
-        self.fetch.compared = True  # workers that begin later need not
         if self._transfer is None and self.world.device != "cpu":
-            began, batch = time.perf_counter(), batch.to(self.world.device)
-            batch = batch.replace(timing={**batch.timing, "transfer": time.perf_counter() - began})
+            batch = batch.to(self.world.device)
         return batch if self.batch_transform is None else self.batch_transform(batch)
 
     def state_dict(self) -> dict[str, object]:

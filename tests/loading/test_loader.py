@@ -280,7 +280,6 @@ def test_stats_tell_waiting_from_working():
     stats = loader.stats
     assert (stats.batches, stats.samples) == (5, 40)
     assert 0.04 < stats.wait_seconds < stats.total_seconds
-    assert stats.wait_share == stats.wait_seconds / stats.total_seconds
     assert stats.stages["transform"] > 0.04
     assert set(stats.stages) == {"read", "transform", "collate"}
 

@@ -142,16 +142,3 @@ def test_bytes_cross_and_become_floats_there():
     assert batch["image"].dtype == torch.float32
     with loader_on("cpu", LoaderOptions(), compose) as expected:
         torch.testing.assert_close(batch["image"].cpu(), next(iter(expected))["image"])
-
-
-@needs_gpu
-def test_pinned_memory_is_reused_on_the_device():
-    transfer = Transfer("cuda:0")
-    batches = iter(toy.loader().epoch(0))
-    for _ in transfer(batches):
-        pass
-    kept = sorted([t.data_ptr() for t in slot] for slot, _ in transfer._slots)
-    assert all(len(pointers) == 2 for pointers in kept)
-    for _ in transfer(iter(toy.loader().epoch(1))):
-        pass
-    assert kept == sorted([t.data_ptr() for t in slot] for slot, _ in transfer._slots)

@@ -33,7 +33,6 @@ from penstock.loading.facts import own_row, sample_name
 from penstock.loading.worker_status import WorkerStatus
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.keys import hash64
-from penstock.order.plan import Request
 from penstock.order.seeding import scope
 from penstock.torch_internals import ExceptionWrapper, tree_leaves
 
@@ -162,7 +161,7 @@ def report_of(
         stack: most recent call first; what lies below our own code that calls the fetch is cut off.
         hint: what else is known.
     """
-    rows = [] if request is None else _rows(request)
+    rows = [*getattr(request, "indices", ())]
     names = [_name(row, dataset) for row in rows[:_MOST_LISTED]]
     where = worker_status.STAGES[status.stage]
     if status.stage not in (worker_status.STARTING, worker_status.IDLE):
@@ -185,15 +184,6 @@ def _name(row: Any, dataset: Any, form: str = "{} {}") -> str:
     """A sample's number, with its path where the dataset knows one."""
     name, path = sample_name(row, own_row(dataset, row)), path_of(dataset, row)
     return form.format(name, path) if path else name
-
-
-def _rows(request: Any) -> list[int]:
-    """Indices of its samples, or a sampler's keys that are such; none of a stream."""
-    if isinstance(request, Request):
-        return request.indices.tolist()
-    keys = getattr(request, "keys", None)
-    listed: list[Any] = list(keys) if isinstance(keys, (list, tuple)) else [keys]
-    return listed if all(type(key) is int for key in listed) else []
 
 
 def by_exit_code(code: int) -> tuple[str, str]:
