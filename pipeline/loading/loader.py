@@ -116,6 +116,11 @@ class LoaderStats:
     stages: Counter[Any] = field(default_factory=Counter)
     deaths: int = 0
 
+    @property
+    def wait_share(self) -> float:
+        """Share of the time in which the consumer waited for data, in [0, 1]."""
+        return self.wait_seconds / self.total_seconds if self.total_seconds else 0.0
+
 
 class Loader:
     """Batches of one split for one rank.

@@ -189,10 +189,8 @@ class Display(Observer):
         self._due = time.monotonic() + _LOSS_SECONDS
         stats = self.loader.stats
         loss = f"loss {float(losses.mean()):.4g}  " if len(losses) else ""
-        seconds = max(stats.total_seconds, 1e-9)
-        speed = f"{stats.samples / seconds:,.0f} samples/s"
-        waited = f"{stats.wait_seconds / seconds:.0%} waiting"
-        self._show(batch.request.step + 1, f"{loss}{speed}  {waited}")
+        speed = f"{stats.samples / max(stats.total_seconds, 1e-9):,.0f} samples/s"
+        self._show(batch.request.step + 1, f"{loss}{speed}  {stats.wait_share:.0%} waiting")
 
     def on_validation(self, done: int, steps: int | None) -> None:
         if not done:
