@@ -188,7 +188,7 @@ def test_what_is_missing_or_wrong_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"dataset\.eod: say which token"):
         read(folder, append_eod=True)
     np.save(folder / "x.offsets.npy", np.array([0.0, 5.0]))
-    with pytest.raises(DataError, match=r"x\.offsets\.npy' is float64"):
+    with pytest.raises(DataError, match=r"x\.offsets\.npy' cannot be read: it is float64"):
         read(folder, dtype="uint8")
 
 

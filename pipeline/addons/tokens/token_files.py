@@ -16,16 +16,16 @@
 
 A row is a span of a file's tokens. Several files are one dataset, in the order of their names. They
 are mapped, so a row takes no memory; offsets that are computed are kept in a cache and mapped, too.
-At an address, large files of tokens are read by blocks of 64 KiB, all others fetched whole.
+At an address the spans of rows are fetched; indices, and files whose documents are looked for, as a
+whole.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -33,19 +33,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from penstock.addons.record_files.positioned_file import spread
-from penstock.addons.record_files.remote_bytes import RemoteBytes, npy_header
 from penstock.addons.storage.arrays import CacheFolder
+from penstock.addons.storage.files import RecordFiles, Spans
 from penstock.addons.storage.rows import RowSplit
-from penstock.datasets.arrays import MappedArray
-from penstock.datasets.files import (
-    DataFile,
-    Files,
-    FolderFile,
-    Root,
-    WholeFilesError,
-    open_root,
-)
+from penstock.datasets.files import DataFile, Files, Root, open_root
 from penstock.datasets.reading.base import FileDataset, Part, Split, fingerprint
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Count, Fraction, Seed
@@ -69,8 +60,6 @@ _OF_FLAT = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "in
 _OFFSETS = ".offsets.npy"
 _KEY = "dataset.tokens"
 _PIECE = 1 << 22  # tokens that are looked through at once
-_LARGE = 4 << 20  # bytes of a file at an address of which blocks are fetched
-_BLOCK = 1 << 16  # bytes; rows have some kilobytes
 
 
 class TokenFiles(FileDataset, Dataset[dict[str, object]]):
@@ -122,7 +111,7 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         own = split == "val" and val_tokens is not None
         key = "dataset.val_tokens" if own else _KEY
         names = _names(folder, val_tokens if own else tokens, key)
-        self.files = [_File(FolderFile(folder, name), dtype, eod, cache_dir) for name in names]
+        self.files = [_File(folder, name, dtype, eod, cache_dir) for name in names]
         self._first = np.cumsum([0, *(file.count for file in self.files)])
         total = int(self._first[-1])
         if not total:
@@ -202,15 +191,11 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         """The file of a row."""
         return str(self.files[int(self._spans(np.array([index]))[0][0])])
 
-    @property
-    def remote_files(self) -> Any:
-        """The fetcher of the tokens, if it reads some of their files by blocks."""
-        return next((file.tokens.remote for file in self.files if file.tokens.remote), None)
-
-    def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
-        """The addresses of the blocks that each row is read from."""
-        spans = np.stack(self._spans(np.asarray(indices, np.int64)), axis=1).tolist()
-        return [self.files[number].tokens.blocks(begin, end) for number, begin, end in spans]
+    def want(self, indices: IntArray) -> float:
+        """Rows are read soon; see `RecordFiles.want`."""
+        of, begins, ends = self._spans(np.asarray(indices, np.int64))
+        parts = ((self.files[number].tokens, of == number) for number in np.unique(of).tolist())
+        return sum(tokens.want(begins[mine], ends[mine]) for tokens, mine in parts)
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """How files are divided, their names and sizes, and evenly spread blocks of them."""
@@ -274,48 +259,48 @@ class _File:
     """
 
     def __init__(
-        self, file: FolderFile, dtype: str | None, eod: int | None, cache_dir: str
+        self, folder: Root, name: str, dtype: str | None, eod: int | None, cache_dir: str
     ) -> None:
-        stem, self._searched = file.name.rsplit(".", 1)[0], ""
-        index, offsets = (FolderFile(file.folder, stem + end) for end in (".idx", _OFFSETS))
-        self._is_pair = file.name.endswith(".bin") and index.exists()
+        stem, self._name, self._searched = name.rsplit(".", 1)[0], name, ""
+        is_raw = name.endswith(".bin")
+        self._is_pair = is_raw and folder.first_missing([stem + ".idx"]) is None
         if self._is_pair:
-            self._index: MappedArray = _RawNumbers(index, np.dtype(np.uint8))
+            self._index = _Numbers(folder, stem + ".idx", np.dtype(np.uint8))
             stored, self.count = self._header()
-            self.tokens = _Tokens(file, stored)
+            self.tokens = _Numbers(folder, name, stored, mapped=False)
             return
-        if file.name.endswith(".bin") and dtype not in _OF_FLAT:
-            reason = f"{dtype!r} is no type of tokens; {str(file)!r} has no header, so say one of "
+        if is_raw and dtype not in _OF_FLAT:
+            reason = f"{dtype!r} is no type of tokens; {name!r} has no header, so say one of "
             raise ConfigError(Problem("dataset.dtype", reason + ", ".join(_OF_FLAT)))
-        raw = None
-        if file.name.endswith(".bin"):  # of `str`: the native order by the name that C knows
-            raw = np.dtype(np.dtype(dtype).newbyteorder("<").str)
+        # Of `str`: the native order by the name that C knows.
+        raw = np.dtype(np.dtype(dtype).newbyteorder("<").str) if is_raw else None
+        says = folder.first_missing([stem + _OFFSETS]) is None
         # Where documents are looked for, all is read.
-        self.tokens = _Tokens(file, raw, by_blocks=offsets.exists())
-        if offsets.exists():
-            self._index = _integers(offsets)
+        self.tokens = _Numbers(folder, name, raw, mapped=not says)
+        if says:
+            self._index = _Numbers(folder, stem + _OFFSETS)
         elif eod is not None:
             self._index = self._search(eod, cache_dir)
         else:
             reason = (
-                f"nothing says where documents end in {str(file)!r}: put {stem + _OFFSETS} beside "
+                f"nothing says where documents end in {str(self)!r}: put {stem + _OFFSETS} beside "
                 "it, or set dataset.eod to the token that ends them"
             )
             raise ConfigError(Problem("dataset.eod", reason))
-        first, last = self._index.array[[0, -1]].tolist()
+        first, last = self._index.array[[0, -1]].tolist() if len(self._index) else (0, 0)
         if (first, last) != (0, len(self.tokens)):
             raise DataError(
-                f"{_KEY}: {str(self._index.path)!r} bounds tokens {first} to {last}, and "
+                f"{_KEY}: {str(self._index)!r} bounds tokens {first} to {last}, and "
                 f"{str(self)!r} has {len(self.tokens)}, from 0 on. Write both again."
             )
         self.count = len(self._index) - 1
 
     def __str__(self) -> str:
-        return str(self.tokens.file)
+        return str(self.tokens)
 
     def spans(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """The first token of each row, and one past its last: int64[n] each, as stored."""
-        numbers = self._index.array.view(np.ndarray)  # a memmap makes slow slices
+        numbers = self._index.array
         if not self._is_pair:
             return numbers[rows].astype(np.int64), numbers[rows + 1].astype(np.int64)
         ends = _HEADER.size + np.array([0, 4, 12]) * self.count
@@ -326,24 +311,23 @@ class _File:
         return starts, starts + lengths[rows]
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
-        name, dtype = self.tokens.file.name, self.tokens.dtype.str
-        if not self._is_pair:
-            bounds = [self._searched] if self._searched else self._index.fingerprint_parts(sized)
-            parts = ["flat", name, len(self.tokens), dtype, *self.tokens.sample(), *bounds]
-            return parts if sized else ["flat", name, dtype]
-        parts = ["megatron", "sequences", name]
-        if sized:
-            parts += [len(self.tokens), dtype, *self._sizes]
-            parts += [*_blocks(self._index.array), *self.tokens.sample()]
-        return parts
+        dtype = self.tokens.dtype.str
+        kind = (
+            ["megatron", "sequences", self._name] if self._is_pair else ["flat", self._name, dtype]
+        )
+        if not sized:
+            return [*kind]
+        index = [self._searched] if self._searched else map(bytes, self._index.sample())
+        counts = [len(self.tokens), self.count, dtype]
+        return [*kind, *counts, *index, *map(bytes, self.tokens.sample())]
 
-    def data_files(self) -> Iterable[DataFile]:
-        files = [self.tokens.file] if self._searched else [self.tokens.file, self._index.path]
-        return [file.folder.data_file(file.name) for file in files]
+    def data_files(self) -> list[DataFile]:
+        own = self.tokens.files.data_files()
+        return own if self._searched else own + self._index.files.data_files()
 
     def _header(self) -> tuple[np.dtype[Any], int]:
         """The type of the tokens, and the number of sequences."""
-        name = f"{_KEY}: {str(self._index.path)!r}"
+        name = f"{_KEY}: {str(self._index)!r}"
         size, head = len(self._index), self._index.array[: _HEADER.size].tobytes()
         if not head.startswith(_MAGIC) or size < _HEADER.size:
             raise DataError(f"{name} begins with {head[:9]!r}, and an index with {_MAGIC!r}.")
@@ -359,14 +343,13 @@ class _File:
                 f"{name} has {size} bytes, and {sequences} sequences and {documents} entries of "
                 f"documents need {tables} (or {sequences} more, with modes). Write it again."
             )
-        self._sizes = sequences, documents
         return np.dtype(_TYPES[code]), sequences
 
-    def _search(self, eod: int, cache_dir: str) -> MappedArray:
+    def _search(self, eod: int, cache_dir: str) -> _Numbers:
         """Where documents begin and end, each with its last token; kept in the cache."""
         total, dtype = len(self.tokens), self.tokens.dtype.str
-        key = fingerprint([1, total, dtype, *self.tokens.sample(), "eod", eod])[:16]
-        self._searched = f"{self.tokens.file.name.rpartition('/')[2][:60]}-{key}"
+        key = fingerprint([1, total, dtype, *map(bytes, self.tokens.sample()), "eod", eod])[:16]
+        self._searched = f"{self._name.rpartition('/')[2][:60]}-{key}"
 
         def made() -> dict[str, IntArray]:
             starts, array = range(0, total, _PIECE), self.tokens.array
@@ -383,127 +366,92 @@ class _File:
 
         cache = CacheFolder(cache_dir, self._searched)
         cache.arrays("documents", made, lambda kept: kept["offsets"][-1] == total)
-        kept = FolderFile(Root(cache.path / "documents"), "offsets.npy")
-        return MappedArray(kept, "dataset.cache_dir")
+        return _Numbers(Root(cache.path / "documents"), "offsets.npy")
 
 
-class _RawNumbers(MappedArray):
-    """The same of a file without a header."""
-
-    def __init__(self, path: FolderFile, dtype: np.dtype[Any]) -> None:
-        self._stored = dtype
-        super().__init__(path, _KEY)
-
-    @cached_property
-    def array(self) -> npt.NDArray[Any]:
-        return self.path.read(self._map)
-
-    def _map(self, path: str) -> npt.NDArray[Any]:
-        name, width = f"{_KEY}: {str(self.path)!r}", self._stored.itemsize
-        try:
-            size = Path(path).stat().st_size
-            if size % width:
-                raise DataError(
-                    f"{name} has {size} bytes, no multiple of the {width} bytes of a number "
-                    f"({self._stored.name}): it was cut off, or its type is another one."
-                )
-            empty = np.empty(0, self._stored)  # cannot be mapped
-            return np.memmap(path, self._stored, "r").view(np.ndarray) if size else empty
-        except OSError as error:
-            raise DataError(f"{name} cannot be read: {error.strerror}.") from error
-
-
-class _Tokens:
-    """The tokens of a file: mapped, or at an address read by blocks where it is large.
+class _Numbers:
+    """Whole numbers of one type in a file: mapped, or at an address read as they are needed.
 
     Args:
         dtype: None for a `.npy` file, which says it.
-        by_blocks: a large file at an address is read by blocks.
+        mapped: map it also at an address, where all of it is fetched.
 
-    Attributes:
-        remote: the fetcher of a file that is read by blocks; None for one that is mapped.
+    Raises:
+        DataError: the file is missing, was cut off, or holds something else.
     """
 
     def __init__(
-        self, file: FolderFile, dtype: np.dtype[Any] | None, by_blocks: bool = True
+        self, folder: Root, name: str, dtype: np.dtype[Any] | None = None, mapped: bool = True
     ) -> None:
-        self.file, self.remote = file, file.folder.remote_files
-        self._bytes = int(file.folder.sizes([file.name])[0]) if self.remote and by_blocks else 0
-        if self._bytes < _LARGE or not self._looks_sound(dtype):
-            self.remote = None
-            self._mapped = _integers(file) if dtype is None else _RawNumbers(file, dtype)
-            self.dtype, self._count = self._mapped.dtype, len(self._mapped)
-
-    def _looks_sound(self, dtype: np.dtype[Any] | None) -> bool:
-        """Whether blocks of it can be read; else mapping it says why not."""
-        self._start = 0
+        self.files, self._start, shape = RecordFiles.named(folder, [name]), 0, None
         try:
-            head = self._source.at(0, 1 << 12)
             if dtype is None:
-                shape, _, dtype, self._start = npy_header(head)
-                (self._count,) = shape
-            else:
-                self._count, rest = divmod(self._bytes, dtype.itemsize)
-                if rest:
-                    return False
-        except (WholeFilesError, ValueError):
-            return False
-        self.dtype = dtype
-        return dtype.kind in "iu"
+                with self.files.open(0) as file:
+                    # Versions 2 and 3 differ in the encoding of field names, which arrays lack.
+                    is_old = np.lib.format.read_magic(file) == (1, 0)
+                    form = np.lib.format
+                    read = form.read_array_header_1_0 if is_old else form.read_array_header_2_0
+                    shape, _, dtype = read(file)
+                    self._start = file.tell()
+                if dtype.kind not in "iu" or len(shape) != 1:
+                    raise ValueError(f"it is {dtype} {shape}, not whole numbers in one dimension")
+            self.dtype, size = dtype, int(self.files.sizes[0])
+            self._count, rest = divmod(size - self._start, dtype.itemsize)
+            if rest or (shape and shape[0] != self._count):
+                raise ValueError(
+                    f"it has {size} bytes, no multiple of the {dtype.itemsize} bytes of a number "
+                    f"({dtype.name}): it was cut off, or its type is another one"
+                )
+        except ValueError as error:
+            raise DataError(f"{_KEY}: {str(self)!r} cannot be read: {error}.") from error
+        self._is_mapped, self._array = mapped or not self.files.is_remote, None
 
     def __len__(self) -> int:
         return self._count
 
+    def __str__(self) -> str:
+        return self.files.addresses[0]
+
     @property
     def array(self) -> npt.NDArray[Any]:
         """All of them, mapped."""
-        return self._mapped.array.view(np.ndarray)  # a memmap makes slow slices
+        if self._array is None:
+            path, shape = self.files.path(0), (self._count,)
+            mapped = np.memmap(path, self.dtype, "r", self._start, shape) if self._count else []
+            # A plain array: every slice of a memmap makes an object of that slow class.
+            self._array = np.asarray(mapped, self.dtype).view(np.ndarray)
+        return self._array
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_array": None}  # a copy in a worker maps the file again
 
     def gather(self, into: IntArray, places: IntArray, firsts: IntArray, counts: IntArray) -> None:
-        """Write the tokens of each span to its place."""
-        width, array = self.dtype.itemsize, None if self.remote else self.array
-        plain = array is not None and array.flags.aligned and array.dtype.isnative
-        if native is not None and plain:
-            native.gather(into, array, places, firsts, counts)
+        """Write the numbers of each span to its place."""
+        if self._is_mapped and native is not None and self.array.flags.aligned:
+            native.gather(into, self.array, places, firsts, counts)
             return
-        # Slices: indices of every token would take three times as long.
-        for at, first, count in zip(places.tolist(), firsts.tolist(), counts.tolist(), strict=True):
-            if array is None:
-                start = self._start + first * width
-                content = self._source.at(start, start + count * width)
-                into[at : at + count] = np.frombuffer(content, self.dtype)
-            else:
-                into[at : at + count] = array[first : first + count]
+        contents = self.files.read(self._spans(firsts, firsts + counts))
+        for at, count, content in zip(places.tolist(), counts.tolist(), contents, strict=True):
+            into[at : at + count] = np.frombuffer(content, self.dtype)
 
-    def blocks(self, first: int, stop: int) -> list[str]:
-        """The addresses of the blocks that hold a span."""
-        if not self.remote:
-            return []
+    def want(self, firsts: IntArray, stops: IntArray) -> float:
+        """Spans are read soon; see `RecordFiles.want`."""
+        return 0.0 if self._is_mapped else self.files.want(self._spans(firsts, stops))
+
+    def sample(self) -> list[bytes | memoryview]:
+        """64 pieces of 4 KiB, evenly spread; all of a smaller file."""
+        size = self._count * self.dtype.itemsize
+        starts, stops = np.zeros(1, np.int64), np.array([size])
+        if size > 64 * 4096:
+            starts = (size - 4096) * np.arange(64) // 63
+            stops = starts + 4096
+        whole = Spans(np.zeros_like(starts), self._start + starts, self._start + stops)
+        return self.files.read(whole)
+
+    def _spans(self, firsts: IntArray, stops: IntArray) -> Spans:
         width = self.dtype.itemsize
-        return self._source.blocks([(self._start + first * width, self._start + stop * width)])
-
-    def sample(self) -> list[bytes]:
-        """64 blocks of 4 KiB, evenly spread; all of a smaller file."""
-        return self._source.sample(64, self._start) if self.remote else _blocks(self.array)
-
-    @property
-    def _source(self) -> RemoteBytes:
-        return RemoteBytes(self.remote, str(self.file), self._bytes, _BLOCK)
-
-
-def _blocks(numbers: npt.NDArray[Any]) -> list[bytes]:
-    content = numbers.view(np.uint8)
-    return [content[start:stop].tobytes() for start, stop in spread(len(content), 64)]
-
-
-def _integers(file: FolderFile) -> MappedArray:
-    numbers = MappedArray(file, _KEY)
-    if numbers.dtype.kind not in "iu" or len(numbers.shape) != 1:
-        raise DataError(
-            f"{_KEY}: {str(file)!r} is {numbers.dtype} {numbers.shape}; it must be whole "
-            "numbers in one dimension."
-        )
-    return numbers
+        starts = self._start + firsts * width
+        return Spans(np.zeros_like(firsts), starts, self._start + stops * width)
 
 
 def _names(folder: Root, pattern: str | Sequence[str] | None, key: str) -> list[str]:
