@@ -14,9 +14,9 @@ from penstock.addons.packs.recipe import Recipe
 
 # The entries of a pack.json of a dataset that has samples and no more.
 NO_ANSWERS = {
-    "table": None,
+    "table": False,
     "lengths": False,
-    "path": None,
+    "path": False,
     "text": None,
     "columns": None,
     "checks": False,

@@ -52,7 +52,7 @@ def started(*arguments):
 
 
 def hidden(cache):
-    return [path for path in (cache / "packed").iterdir() if ".writing-" in path.name]
+    return [path for path in (cache / "packed").glob(".*") if path.is_dir()]
 
 
 def wait_for(condition):
@@ -117,18 +117,6 @@ def test_after_sigkill_packing_begins_anew_and_clears_up(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_later_pack_clears_up_after_a_killed_one_but_not_after_one_that_lives(tmp_path):
-    killed = started("slow", 400, tmp_path)
-    wait_for(lambda: (tmp_path / "packed").is_dir() and hidden(tmp_path))
-    pack(Everything(), "train", Recipe(), tmp_path, options=MAIN)
-    assert len(hidden(tmp_path)) == 1
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.communicate()
-    pack(Everything(salt=1), "train", Recipe(), tmp_path, options=MAIN)
-    assert hidden(tmp_path) == []
-
-
-@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_dataset(tmp_path):
     """600 MiB of pictures; this process keeps the batches that two workers are ahead."""
     process = started("large", 600, tmp_path)
@@ -159,7 +147,7 @@ def test_a_full_disk_is_reported_and_nothing_remains(tmp_path):
         text=True,
         check=True,
     )
-    assert "larger than this process may write" in done.stdout
+    assert "File too large" in done.stdout
     assert "pack.out" in done.stdout
     assert hidden(tmp_path) == []
 
@@ -460,3 +448,16 @@ def test_a_bad_sample_ends_packing_whatever_training_does(tmp_path, capsys, on_e
     assert done.code == 3, done.err
     assert "A pack has every row of its dataset, whatever bad_samples.on_error says" in done.err
     assert "leaves such samples out" not in done.err
+
+
+class Bare(Everything):
+    """Everything that is known of a sample stands in the table."""
+
+    def __getitem__(self, index):
+        return {}
+
+
+def test_samples_without_fields_are_refused(tmp_path):
+    with pytest.raises(DataError, match="samples have no fields, so there is nothing to pack"):
+        pack(Bare(), "train", Recipe(), tmp_path, options=MAIN)
+    assert hidden(tmp_path) == []

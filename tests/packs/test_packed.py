@@ -285,18 +285,6 @@ def test_a_damaged_pack_is_refused(tmp_path, change, message):
         Packed(str(folder))
 
 
-def test_cells_that_lie_over_each_other_are_refused(tmp_path):
-    folder = pack(Everything(), "train", Recipe(), tmp_path)
-    path = next(path for path in folder.glob("table.*.offsets.npy"))
-    offsets = np.load(path)
-    offsets[1::2] = offsets[-1]
-    offsets[2:-1:2] = 0
-    head = path.read_bytes()[: -offsets.nbytes]
-    path.write_bytes(head + offsets.tobytes())
-    with pytest.raises(DataError, match=r"offsets\.npy.*its cells do not lie in a row.*Delete"):
-        _ = Packed(str(folder)).metadata
-
-
 def test_the_other_split_is_refused(folders):
     with pytest.raises(DataError, match="holds the split 'train', not 'val'"):
         Packed(folders[False], "val")

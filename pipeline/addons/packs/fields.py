@@ -68,20 +68,7 @@ class Field:
         return made.movedim(-1, -3) if self.channels_last else made
 
     def value(self, stored: Numbers, canvas: Sequence[int] | None = None) -> Any:
-        """The value of one sample, of the type it had; it shares the numbers.
-
-        Raises:
-            DataError: its numbers are not those of such a value.
-        """
-        try:
-            return self._value(stored, canvas)
-        except (TypeError, ValueError, KeyError) as error:
-            raise DataError(
-                f"field {self.name!r} of packed data is damaged: {stored.dtype} "
-                f"{list(stored.shape)} cannot be a {self.type or self.kind} ({error})"
-            ) from error
-
-    def _value(self, stored: Numbers, canvas: Sequence[int] | None) -> Any:
+        """The value of one sample, of the type it had; it shares the numbers."""
         if self.kind == "tensor":
             tensor = self.tensor(stored)
             if not self.type:

@@ -1,25 +1,21 @@
-"""A pack: samples of a dataset as `.npy` files that are read from where they lie.
+"""A pack: samples of a dataset, or rows of a table, as `.npy` files that are read where they lie.
 
     pack.json               what is in it; written last
     image.npy               [N, H, W, C] when all samples have one shape, else numbers in a row
     image.offsets.npy       int64[N + 1]: where each sample's numbers begin     (unequal shapes)
     image.shapes.npy        int32[N, ndim]                                      (unequal shapes)
     landmarks.canvas.npy    int32[N, 2]: height and width of each one's picture (points, boxes)
-    table.<number>.npy ...  the dataset's table of samples (pipeline/addons/packs/table.py)
+    table.*                 what the dataset tells besides its samples (packed.py)
 
-Writing takes memory for a batch, opening 0.1 ms a file of any size; processes share the pages.
-
-`.npy` files that are written row by row, past the system's cache.
-
-Going through the cache costs more than the device does: a third of a millisecond of CPU time for a
-picture of 196 KB (benchmarks/README.md), and it evicts the pages of others.
+Writing takes memory for a batch, opening 0.1 ms a file of any size; processes share the pages. At
+an address, numbers of large fields are read row by row, and everything else is fetched whole.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
-import math
 import os
 import re
 import struct
@@ -33,32 +29,65 @@ import torch
 
 from penstock import program
 from penstock.addons.packs.fields import Column, Field, Numbers, difference
+from penstock.addons.storage.files import RecordFiles, Spans
+from penstock.datasets.files import Files, Root, open_root
 from penstock.errors import DataError
-from penstock.files.data import size_of
 from penstock.loading.collate import Ragged
 
-# What lies beside a field's numbers: its type and dimensions.
-_LAID_OUT = {"offsets": ("<i8", 1), "shapes": ("<i4", 2), "canvas": ("<i4", 2)}
 VERSION = 2
 RECORD = "pack.json"
 _KIND = "penstock pack"
+_REMEDY = "Delete the pack's folder to make it again (data.packed=auto, or task=pack)."
+_WHOLE = 1 << 20  # bytes of a file at an address that is fetched whole
+_HEADER = 256  # bytes; room for a shape that is known only at the end
+_PIECE = 4 << 20  # bytes that are written at once
+_CONTENT = ("str", "bytes", "file")
 Indices = npt.NDArray[np.int64]
 
 
+class NpyStream:
+    """A `.npy` file of numbers of one type, which is written row by row."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.dtype = np.dtype(dtype)
+        self._file = path.open("xb", buffering=_PIECE)
+        self._file.write(bytes(_HEADER))
+
+    def append(self, numbers: Numbers) -> None:
+        """Add numbers."""
+        self._file.write(np.ascontiguousarray(numbers).reshape(-1).view(np.uint8).data)
+
+    def finish(self, shape: tuple[int, ...]) -> None:
+        """Write the header and flush the file to the disk."""
+        fields = {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
+        start = np.lib.format.MAGIC_PREFIX + bytes([1, 0]) + struct.pack("<H", _HEADER - 10)
+        self._file.seek(0)
+        self._file.write(start + repr(fields).encode().ljust(_HEADER - 11) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def close(self) -> None:
+        """Close the file as it is."""
+        self._file.close()
+
+
 class _FieldStreams:
+    """The files of a field."""
+
     def __init__(self, folder: Path, name: str, field: Field, even: bool) -> None:
         self.field, self.name, self._folder = field, name, folder
         dtypes = {"": field.dtype, ".offsets": "<i8", ".shapes": "<i4"}
         if field.has_canvas:
             dtypes[".canvas"] = "<i4"
-        self._streams = {
+        self.streams = {
             suffix: NpyStream(folder / f"{name}{suffix}.npy", dtype)
             for suffix, dtype in dtypes.items()
         }
-        self._streams[".offsets"].append(np.zeros(1, np.int64))
+        self.streams[".offsets"].append(np.zeros(1, np.int64))
+        # Text and files are read by offsets even where all have one length.
+        self._even, self._end = even and field.kind not in _CONTENT, 0
         self._first: tuple[int, ...] | None = None
-        self._even = even
-        self._end = 0
 
     def append(self, column: Column) -> None:
         shapes = column.shapes
@@ -67,34 +96,25 @@ class _FieldStreams:
         self._even = self._even and bool((shapes == np.array(self._first)).all())
         ends = self._end + np.cumsum(shapes.prod(axis=1, dtype=np.int64))
         self._end = int(ends[-1])
-        self._streams[""].append(column.numbers.numpy())
-        self._streams[".offsets"].append(ends)
-        self._streams[".shapes"].append(shapes)
+        self.streams[""].append(column.numbers.numpy())
+        self.streams[".offsets"].append(ends)
+        self.streams[".shapes"].append(shapes)
         if column.canvases is not None:
-            self._streams[".canvas"].append(column.canvases)
+            self.streams[".canvas"].append(column.canvases)
 
     def finish(self, count: int) -> dict[str, Any]:
         """Write the headers; returns the field's entry in pack.json."""
-        # Text and files are read by offsets even where all have one length.
-        even = self._even and self.field.kind not in ("str", "bytes", "file")
-        numbers = (count, *self._first) if even and self._first is not None else (self._end,)
         shapes = {
-            "": numbers,
+            "": (count, *(self._first or ())) if self._even else (self._end,),
             ".offsets": (count + 1,),
             ".shapes": (count, self.field.ndim),
             ".canvas": (count, 2),
         }
-        for suffix, stream in self._streams.items():
-            if even and suffix in (".offsets", ".shapes"):
-                stream.close()
+        for suffix, stream in self.streams.items():
+            stream.finish(shapes[suffix])
+            if self._even and suffix in (".offsets", ".shapes"):
                 (self._folder / f"{self.name}{suffix}.npy").unlink()
-            else:
-                stream.finish(shapes[suffix])
-        return {"file": self.name, "even": even, **dataclasses.asdict(self.field)}
-
-    def close(self) -> None:
-        for stream in self._streams.values():
-            stream.close()
+        return {"file": self.name, "even": self._even, **dataclasses.asdict(self.field)}
 
 
 class PackWriter:
@@ -107,86 +127,83 @@ class PackWriter:
     def __init__(
         self, folder: Path, fields: Mapping[str, Field], ragged: Sequence[str] = ()
     ) -> None:
-        self.folder = folder
-        self.fields = dict(fields)
-        self.count = 0
+        self.folder, self.fields, self.count = folder, dict(fields), 0
         self._streams: dict[str, _FieldStreams] = {}
-        taken: set[str] = set()
+        taken = {"table"}
         for number, (name, field) in enumerate(fields.items()):
-            plain = re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name) and name != "table"
-            file = name if plain and name.lower() not in taken else f"field-{number}"
+            plain = re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name) and name.lower() not in taken
+            file = name if plain else f"field-{number}"
             taken.add(file.lower())
             self._streams[name] = _FieldStreams(folder, file, field, name not in ragged)
 
     def append(self, columns: Mapping[str, Column], fields: Mapping[str, Field]) -> None:
-        """Add samples; raises DataError if their fields differ from those before."""
+        """Add samples; raises DataError if they have no fields, or others than those before."""
         reason = difference(self.fields, fields)
-        if reason:
-            raise DataError(reason)
-        if not columns:
-            raise DataError("the samples have no fields, so there is nothing to pack")
+        if reason or not columns:
+            raise DataError(reason or "the samples have no fields, so there is nothing to pack")
         for name, column in columns.items():
             self._streams[name].append(column)
-            rows = len(column.shapes)
-        self.count += rows
+        self.count += len(next(iter(columns.values())).shapes)
 
     def finish(self, record: Mapping[str, Any]) -> None:
         """Write the rest, and pack.json with the entries of `record` last."""
-        fields = [stream.finish(self.count) for stream in self._streams.values()]
-        sizes = {
-            path.name: path.stat().st_size
-            for path in sorted(self.folder.iterdir())
-            if path.suffix == ".npy"
-        }
-        whole = {
-            "kind": _KIND,
-            "version": VERSION,
-            "count": self.count,
-            **record,
-            "fields": fields,
-            "files": sizes,
-        }
-        path = self.folder / RECORD
-        with path.open("x", encoding="utf-8") as file:
-            json.dump(whole, file, indent=1)
-            file.write("\n")
+        fields = [streams.finish(self.count) for streams in self._streams.values()]
+        sizes = {path.name: path.stat().st_size for path in sorted(self.folder.iterdir())}
+        head = {"kind": _KIND, "version": VERSION, "count": self.count}
+        with (self.folder / RECORD).open("x", encoding="utf-8") as file:
+            json.dump({**head, **record, "fields": fields, "files": sizes}, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
 
     def close(self) -> None:
         """Close files that are not finished."""
-        for stream in self._streams.values():
-            stream.close()
+        for streams in self._streams.values():
+            for stream in streams.streams.values():
+                stream.close()
 
 
 class Pack:
     """An opened pack.
 
+    Args:
+        folder: a path or an address, or its `Root`.
+        files: access to addresses.
+
     Attributes:
         record: the content of pack.json.
         count: number of samples.
         fields: of the samples, by name.
+        files: of the pack, in the order of the record.
 
     Raises:
         DataError: the folder is not a pack, or one of its files is missing or was cut off.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder: Path | str = Path(folder)
-        self._open(read_record(Path(folder, RECORD), str(self.folder)))
-        for name, size in self.record["files"].items():
-            self._check_size(name, size, size_of(Path(folder, name)))
+    def __init__(self, folder: Root | Path | str, files: Files | None = None) -> None:
+        at = folder if isinstance(folder, Root) else open_root(str(folder), "a pack", files)
+        self.folder, record = str(at), read_record(at)
+        sizes = record["files"]
+        if strange := [name for name in sizes if Path(name).name != name]:
+            raise damaged(self.folder, f"{strange[0]!r} leads out of the pack")
+        missing = at.first_missing([*sizes])
+        if missing is not None:
+            raise damaged(at.path([*sizes][missing]), "No such file")
+        self.files = RecordFiles.named(at, [*sizes])
+        for name, size, actual in zip(sizes, sizes.values(), self.files.sizes, strict=True):
+            if actual != size:
+                cut = "was cut off" if actual < size else "is longer than it was"
+                raise damaged(at.path(name), f"it {cut}: {actual} bytes instead of {size}")
+        self._open(record)
 
     def _open(self, record: dict[str, Any]) -> None:
-        self.record = record
-        self.count: int = self.record["count"]
+        self.record, self.count = record, int(record["count"])
         self.fields: dict[str, Field] = {}
-        self._files: dict[str, str] = {}
+        self._stems: dict[str, str] = {}
         self._even: dict[str, bool] = {}
-        for described in self.record["fields"]:
+        for described in record["fields"]:
             known = dict(described)
             name = known["name"]
-            self._files[name], self._even[name] = known.pop("file"), known.pop("even")
+            self._stems[name], self._even[name] = known.pop("file"), known.pop("even")
             self.fields[name] = Field(**known)
         self._maps: dict[str, Numbers] = {}
 
@@ -199,23 +216,20 @@ class Pack:
         **arrays: Numbers,
     ) -> Pack:
         """The same of columns that are written nowhere, for as long as they are needed."""
-        pack = cls.__new__(cls)
+        pack, maps = cls.__new__(cls), dict(arrays)
         described = [
             {"file": name, "even": name not in ragged, **vars(field)}
             for name, field in fields.items()
         ]
-        pack.folder, maps = "", dict(arrays)
         for name, column in columns.items():
             numbers, count = column.numbers.numpy().view(fields[name].dtype), len(column.shapes)
             if name in ragged:
                 ends = np.cumsum(column.shapes.prod(axis=1, dtype=np.int64))
                 maps[f"{name}.offsets"] = np.concatenate([[0], ends])
                 maps[f"{name}.shapes"] = column.shapes
-            else:
-                numbers = numbers.reshape(count, *column.shapes[0])
-            maps[name] = numbers
-        pack._open({"count": count, "fields": described})
-        pack._maps = maps
+            maps[name] = numbers if name in ragged else numbers.reshape(count, *column.shapes[0])
+        pack._open({"count": count, "fields": described, "files": {}})
+        pack.folder, pack.files, pack._maps = "", RecordFiles([], []), maps
         return pack
 
     def __getstate__(self) -> dict[str, Any]:
@@ -230,97 +244,122 @@ class Pack:
         """Whether a field has one shape for all samples."""
         return self._even[name]
 
-    def array(self, name: str) -> Numbers:
+    def _number(self, stem: str) -> int:
+        """The number of a file among `files`."""
+        try:
+            return self.files.names.index(f"{stem}.npy")
+        except ValueError:
+            raise damaged(self.folder, f"{RECORD} names no file '{stem}.npy'") from None
+
+    def array(self, stem: str) -> Numbers:
         """The `.npy` file of that name (without its ending), mapped, not read."""
-        if name not in self._maps:
-            path = self.file(f"{name}.npy")
-            if f"{name}.npy" not in self.record["files"]:
-                raise damaged(self.folder, f"{RECORD} names no file '{name}.npy'")
+        if stem not in self._maps:
+            number = self._number(stem)
             try:
-                mapped = self._mapped(f"{name}.npy")
+                mapped = np.load(self.files.path(number), mmap_mode="r", allow_pickle=False)
             except (OSError, ValueError, EOFError) as error:
-                raise damaged(path, error) from error
-            self._check_rows(name, mapped, path)
-            if not mapped.flags.c_contiguous:  # to lay it out in rows would copy all of it
-                raise damaged(path, "its numbers are not stored row by row")
-            self._maps[name] = mapped.view(np.ndarray)
-        return self._maps[name]
+                raise damaged(self.files.addresses[number], error) from error
+            # Plain arrays: every access to a memmap makes an object of that slow class.
+            self._maps[stem] = mapped.view(np.ndarray)
+        return self._maps[stem]
 
-    def file(self, name: str) -> str:
-        """The path or address of a file of the pack."""
-        return str(Path(self.folder) / name)
+    def _is_spread(self, name: str) -> bool:
+        """Whether the numbers of a field are fetched row by row."""
+        far = self.files.is_remote and self.count > 0
+        return far and bool(self.files.sizes[self._number(self._stems[name])] >= _WHOLE)
 
-    def _mapped(self, name: str) -> Numbers:
-        return np.load(self.file(name), mmap_mode="r", allow_pickle=False)
+    def _shapes(self, name: str, indices: Indices) -> Indices:
+        """The shapes of rows: int64[n, ndim]."""
+        stem = self._stems[name]
+        if not self._even[name]:
+            return self.array(f"{stem}.shapes")[indices].astype(np.int64)
+        shape = self._head(stem)[0] if self._is_spread(name) else self.array(stem).shape
+        return np.broadcast_to(np.array(shape[1:], np.int64), (len(indices), len(shape) - 1))
+
+    def _head(self, stem: str) -> tuple[tuple[int, ...], int]:
+        """The shape of a file at an address, and the byte at which its numbers begin."""
+        key = f"{stem}.head"
+        if key not in self._maps:
+            head = io.BytesIO(bytes(self.files.at(self._number(stem), 0, _HEADER)))
+            np.lib.format.read_magic(head)
+            shape, _, _ = np.lib.format.read_array_header_1_0(head)
+            self._maps[key] = np.array([*shape, head.tell()])
+        *shape, start = self._maps[key].tolist()
+        return tuple(shape), start
+
+    def spans(self, name: str, indices: Indices) -> Spans:
+        """Where the numbers of a field lie in their file, for rows int64[n]."""
+        stem, size = self._stems[name], np.dtype(self.fields[name].dtype).itemsize
+        if self._even[name]:
+            width = int(self._shapes(name, indices[:1]).prod())
+            starts, stops = indices * width, (indices + 1) * width
+        else:
+            offsets = self.array(f"{stem}.offsets")
+            starts, stops = offsets[indices], offsets[indices + 1]
+        first = self._head(stem)[1]
+        numbers = np.full(len(indices), self._number(stem))
+        return Spans(numbers, first + starts * size, first + stops * size)
+
+    def want(self, indices: Indices) -> float:
+        """Rows are read soon: fetch what is missing of them; their part of `files.ahead`."""
+        spread = [name for name in self.fields if self._is_spread(name)]
+        return sum(self.files.want(self.spans(name, indices)) for name in spread)
+
+    def places(self, name: str, indices: Indices) -> tuple[Numbers, Indices, Indices]:
+        """Numbers of a field, 1-D, and for rows int64[n]: their offsets in these, int64[n], and
+        shapes, int64[n, ndim]. On this machine the numbers are all there are, and not copied."""
+        shapes = self._shapes(name, indices)
+        if self._is_spread(name):
+            content = bytearray().join(self.files.read(self.spans(name, indices)))
+            sizes = shapes.prod(axis=1)
+            numbers = np.frombuffer(content, self.fields[name].dtype)
+            return numbers, np.cumsum(sizes) - sizes, shapes
+        array = self.array(self._stems[name])
+        if self._even[name]:
+            return array.reshape(-1), indices * int(np.prod(array.shape[1:])), shapes
+        return array, self.array(f"{self._stems[name]}.offsets")[indices], shapes
 
     def rows(self, name: str, indices: Indices) -> Numbers:
-        """The numbers of a field of one shape, int64[n] -> [n, *shape], in one copy.
-
-        Large rows are read in the order in which they lie on the disk.
-        """
-        array = self.array(self._files[name])
-        row = array.dtype.itemsize * math.prod(array.shape[1:])
-        if row < 1 << 14:
+        """The numbers of a field of one shape, int64[n] -> [n, *shape], in one copy."""
+        if self._is_spread(name):
+            numbers, _, shapes = self.places(name, indices)
+            return numbers.reshape(len(indices), *shapes[0])
+        array = self.array(self._stems[name])
+        if array[:1].nbytes < 1 << 14:
             return np.take(array, indices, axis=0)
+        # Large rows are read in the order in which they lie on the disk.
         out = np.empty((len(indices), *array.shape[1:]), array.dtype)
         for number in np.argsort(indices, kind="stable").tolist():
             out[number] = array[indices[number]]
         return out
 
-    def places(self, name: str, indices: Indices) -> tuple[Numbers, Indices, Indices]:
-        """All numbers of a field, 1-D and not copied, and for rows `indices`, int64[n]:
-        their offsets, int64[n], and shapes, int64[n, ndim].
-        """
-        array = self.array(self._files[name])
-        if self._even[name]:
-            shape = np.array(array.shape[1:], np.int64)
-            shapes = np.broadcast_to(shape, (len(indices), len(shape)))
-            return array.reshape(-1), indices * int(shape.prod()), shapes
-        offsets = self.array(f"{self._files[name]}.offsets")
-        shapes = self.array(f"{self._files[name]}.shapes")[indices].astype(np.int64)
-        return array, offsets[indices], shapes
+    def each(self, name: str, indices: Indices) -> list[Numbers]:
+        """Copies of the numbers of a field, an array for each row."""
+        numbers, starts, shapes = self.places(name, indices)
+        found = zip(starts.tolist(), shapes.prod(axis=1).tolist(), shapes.tolist(), strict=True)
+        return [np.array(numbers[at : at + size]).reshape(shape) for at, size, shape in found]
 
-    def row(self, name: str, index: int) -> Numbers:
-        """A copy of the numbers of one sample's field."""
-        array = self.array(self._files[name])
-        if self._even[name]:
-            numbers, shape = array[index], array.shape[1:]
-        else:
-            offsets = self.array(f"{self._files[name]}.offsets")
-            start, stop = offsets[index : index + 2].tolist()
-            shape = tuple(self.array(f"{self._files[name]}.shapes")[index].tolist())
-            self._check_place(name, index, shape, start, stop, len(array))
-            numbers = array[start:stop]
-        return np.array(numbers).reshape(shape)
-
-    def _check_place(
-        self, name: str, index: int, shape: tuple[int, ...], start: int, stop: int, end: int
-    ) -> None:
-        inside = 0 <= start <= stop <= end and min(shape, default=0) >= 0
-        if not inside or math.prod(shape) != stop - start:
-            where = f"field {name!r} of sample {index}, of shape {list(shape)},"
-            raise damaged(self.folder, f"{where} lies at {start} to {stop} of {end}")
-
-    def contents(self, name: str, indices: Indices) -> list[Any]:
-        """The texts or bytes of a field for rows, int64[n]."""
-        content = self.array(self._files[name]).data
-        offsets = self.array(f"{self._files[name]}.offsets")
+    def texts(self, stem: str, indices: Indices) -> list[str]:
+        """Texts that lie in the files `stem`."""
+        content, offsets = self.array(stem).data, self.array(f"{stem}.offsets")
         bounds = zip(offsets[indices].tolist(), offsets[indices + 1].tolist(), strict=True)
-        if self.fields[name].kind == "str":
-            return [str(content[start:stop], "utf-8", "surrogateescape") for start, stop in bounds]
-        return [bytes(content[start:stop]) for start, stop in bounds]
+        return [str(content[start:stop], "utf-8", "surrogateescape") for start, stop in bounds]
 
     def values(self, name: str, indices: Indices) -> list[Any]:
-        """The values of a field for rows, int64[n]."""
+        """The values of a field for rows, int64[n]; of image files, their bytes."""
         field = self.fields[name]
-        if field.kind in ("str", "bytes", "file"):
-            return self.contents(name, indices)
-        if not self._even[name]:
-            return [field.value(self.row(name, index)) for index in indices.tolist()]
-        block = self.rows(name, indices)
+        if field.kind == "str" and not self._is_spread(name):
+            return self.texts(self._stems[name], indices)
         if field.kind in ("int", "float", "bool"):
-            return list(block.tolist())
-        return [field.value(np.asarray(row)) for row in block]
+            return list(self.rows(name, indices).tolist())
+        canvases: Sequence[Any] = [None] * len(indices)
+        if field.has_canvas:
+            canvases = self.array(f"{self._stems[name]}.canvas")[indices].tolist()
+        if self._even[name]:
+            stored = [np.asarray(row) for row in self.rows(name, indices)]
+        else:
+            stored = self.each(name, indices)
+        return [field.value(*pair) for pair in zip(stored, canvases, strict=True)]
 
     def gathered(self, name: str, indices: Indices) -> torch.Tensor | Ragged | list[Any]:
         """A field of a batch: [n, ...], lists of unequal lengths, or texts.
@@ -329,8 +368,8 @@ class Pack:
             DataError: values of unequal lengths differ in another dimension than the first.
         """
         field = self.fields[name]
-        if field.kind in ("str", "bytes", "file"):
-            return self.contents(name, indices)
+        if field.kind in _CONTENT:
+            return self.values(name, indices)
         if self._even[name]:
             return field.tensor(self.rows(name, indices))
         numbers, starts, shapes = self.places(name, indices)
@@ -341,44 +380,6 @@ class Pack:
         at = np.repeat(starts - (ends - sizes), sizes) + np.arange(int(ends[-1]))
         values = torch.from_numpy(numbers[at].reshape(-1, *shapes[0, 1:]))
         return Ragged(values, torch.from_numpy(shapes[:, 0].copy()))
-
-    def canvases(self, name: str, indices: Indices) -> list[list[int]]:
-        """Height and width of the pictures that points and boxes belong to."""
-        sizes: list[list[int]] = self.array(f"{self._files[name]}.canvas")[indices].tolist()
-        return sizes
-
-    def _check_rows(self, name: str, array: Numbers, path: Path | str) -> None:
-        stem, _, suffix = name.partition(".")
-        for field, file in self._files.items():
-            if file != stem:  # a table's, or another field's
-                continue
-            even, kind = self._even[field], self.fields[field]
-            dtype, ndim = _LAID_OUT.get(suffix) or (kind.dtype, kind.ndim + 1 if even else 1)
-            width = {"shapes": kind.ndim, "canvas": 2}.get(suffix)
-            shape = list(array.shape)
-            if array.dtype.str != dtype or array.ndim != ndim or width not in (None, shape[-1]):
-                of = f" of {width}" if width is not None else ""
-                raise damaged(
-                    path,
-                    f"it holds {array.dtype} {shape} and must hold {dtype} in "
-                    f"{ndim} dimensions{of}",
-                )
-            rows = self.count + (suffix == "offsets")
-            if (suffix or even) and len(array) != rows:
-                raise damaged(path, f"it has shape {shape} and must have {rows} rows")
-
-    def _check_size(self, name: str, size: int, actual: int) -> None:
-        path = self.file(name)
-        if Path(name).name != name:
-            raise damaged(self.file(RECORD), f"{name!r} leads out of the pack")
-        if actual < 0:
-            raise damaged(path, "No such file")
-        if actual != size:
-            cut = "was cut off" if actual < size else "is longer than it was"
-            raise damaged(path, f"it {cut}: {actual} bytes instead of {size}")
-
-
-_REMEDY = "Delete the pack's folder to make it again (data.packed=auto, or task=pack)."
 
 
 def damaged(path: Path | str, reason: object) -> DataError:
@@ -391,17 +392,17 @@ def is_pack(folder: Path) -> bool:
     return (folder / RECORD).is_file()
 
 
-def read_record(path: Path, folder: str) -> dict[str, Any]:
-    """The content of a pack.json; `folder` is its pack's, for messages."""
-    name = f"{folder}/{RECORD}"
-    try:
-        record = json.loads(path.read_bytes())
-    except OSError as error:
+def read_record(folder: Root) -> dict[str, Any]:
+    """The content of a pack.json."""
+    name = folder.path(RECORD)
+    if folder.first_missing([RECORD]) is not None:
         raise DataError(
-            f"{folder!r} has no packed data: {RECORD!r} cannot be read "
-            f"({error.strerror}). `{program.text('task=pack')}` makes some."
-        ) from error
-    except ValueError as error:
+            f"{str(folder)!r} has no packed data: there is no {RECORD!r}. "
+            f"`{program.text('task=pack')}` makes some."
+        )
+    try:
+        record = json.loads(folder.read(RECORD, lambda path, _: Path(path).read_bytes()))
+    except (OSError, ValueError) as error:
         raise damaged(name, error) from error
     if not isinstance(record, dict) or record.get("kind") != _KIND:
         raise DataError(f"{name!r} does not describe packed data")
@@ -410,39 +411,3 @@ def read_record(path: Path, folder: str) -> dict[str, Any]:
             f"{name!r} has version {record.get('version')} of packed data, not {VERSION}. {_REMEDY}"
         )
     return record
-
-
-_HEADER = 256  # bytes; room for a shape that is known only at the end
-_PIECE = 4 << 20  # bytes that are written at once
-
-
-class NpyStream:
-    """A `.npy` file that is written row by row; takes 4 MiB of memory.
-
-    Args:
-        path: of the file, which must not exist.
-        dtype: of the numbers.
-    """
-
-    def __init__(self, path: Path, dtype: str) -> None:
-        self.dtype = np.dtype(dtype)
-        self._file = path.open("xb", buffering=_PIECE)
-        self._file.write(bytes(_HEADER))
-
-    def append(self, numbers: Numbers) -> None:
-        """Add numbers."""
-        self._file.write(np.ascontiguousarray(numbers).reshape(-1).view(np.uint8).data)
-
-    def finish(self, shape: tuple[int, ...]) -> None:
-        """Write the header, flush the file to the disk and close it."""
-        fields = {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
-        start = np.lib.format.MAGIC_PREFIX + bytes([1, 0]) + struct.pack("<H", _HEADER - 10)
-        self._file.seek(0)
-        self._file.write(start + repr(fields).encode().ljust(_HEADER - 11) + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.close()
-
-    def close(self) -> None:
-        """Close the file as it is."""
-        self._file.close()

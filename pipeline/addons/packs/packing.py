@@ -1,22 +1,19 @@
 """Making a pack: the loader's workers read every sample once, in order; this process writes them.
 
-The pack is written to a hidden folder, which is renamed when it is complete; of several processes
-one writes, and the others wait. Memory: about 8 MiB a batch ahead, for a dataset of any size.
+Of several processes one writes, and the others wait; a pack is there whole or not at all. Memory:
+about 8 MiB a batch ahead, for a dataset of any size.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,15 +22,12 @@ from torchvision import tv_tensors
 
 from penstock.addons.packs.fields import Column, Encode, Field
 from penstock.addons.packs.folder import RECORD, Pack, PackWriter, is_pack, read_record
+from penstock.addons.packs.packed import write_answers
 from penstock.addons.packs.recipe import Recipe
-from penstock.addons.packs.table import write_answers
-from penstock.datasets.files import Files
+from penstock.datasets.files import Files, generated_folder
 from penstock.distributed.world import World, usable_cpus
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.disk import sync_folder
-from penstock.files.locks import lock, lock_beside
 from penstock.files.paths import is_remote, join
-from penstock.loading.batch import Batch
 from penstock.loading.encoded import EncodedImage
 from penstock.loading.fetch import Fetch
 from penstock.loading.fields import Fields
@@ -51,7 +45,6 @@ _log = logging.getLogger(__name__)
 _TRIED = 8  # samples, evenly spread
 _BATCH_BYTES = 8 << 20
 _LARGEST_BATCH = 256
-_WRITING = ".writing-"
 _WAY_OUT = (
     "\nA pack has every row of its dataset, whatever bad_samples.on_error says: repair the sample, "
     "or set data.packed=null. task=check data.packed=null lists all that cannot be read"
@@ -91,201 +84,109 @@ def pack(
         ConfigError: the dataset cannot be packed, or `out` holds something else.
         DataError: a sample is bad, or the pack cannot be written.
     """
-    fingerprint = _packable(dataset, fingerprint if key is None or key else "")
-    name = recipe.name(key or fingerprint)
-
-    def made(folder: Path) -> Path:
-        return _made(
-            folder,
-            name,
-            fingerprint,
-            split,
-            recipe,
-            Fetch(
-                dataset,
-                recipe.steps(),
-                _Plain(recipe.collate()),
-                0,
-                fields=names or Fields(),
-            ),
-            options or LoaderOptions(),
-        )
-
+    kind = type(dataset).__name__
+    named = fingerprint if key is None or key else ""
+    fingerprint = str((getattr(dataset, "fingerprint", "") if named is None else named) or "")
+    reason = ""
+    if is_stream(dataset):
+        reason = f"{kind} is a stream, which can only be read forwards; packing is for rows"
+    elif not fingerprint:
+        reason = f"{kind} has no `fingerprint`, which tells when its samples differ from the packed"
+        reason += " ones; give it one (docs/own_dataset.md)"
+    if reason:
+        raise ConfigError(Problem("data.packed", reason))
+    if not len(dataset):
+        raise DataError(f"{kind} has no samples to pack")
+    name, fields = recipe.name(key or fingerprint), names or Fields()
+    record = {"name": name, "split": split, "dataset": {"class": kind, "fingerprint": fingerprint}}
+    fetch = Fetch(dataset, recipe.steps(), _Plain(recipe.collate()), 0, fields=fields)
+    write = partial(_write, fetch, recipe, record, options or LoaderOptions())
+    remote = out is not None and is_remote(out)
     if out is None:
         folder = Path(cache_dir, "packed", name).expanduser().absolute()
-        with _refusing(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-        return made(folder)
-    if is_remote(out):
-        return _sent(join(out, split), name, files or Files(), Path(cache_dir, "sending"), made)
-    return made(Path(out, split).expanduser().absolute())
-
-
-def _made(
-    folder: Path,
-    name: str,
-    fingerprint: str,
-    split: str,
-    recipe: Recipe,
-    fetch: Fetch,
-    options: LoaderOptions,
-) -> Path:
-    """The folder, with the pack of that name, which is made if it is not there."""
-    if _is_there(folder, name):
+    elif remote:
+        address = join(out, split)
+        files = files or Files()
+        if files.remote.find([join(address, RECORD)])[0] is not None:
+            _check_name(read_record(files.remote.folder(address)), name, address)
+            return address
+        # A folder of this machine, which a killed run leaves for the next.
+        folder = Path(cache_dir, "sending", name).expanduser().absolute()
+    else:
+        folder = Path(out, split).expanduser().absolute()
+        if is_pack(folder):
+            _check_name(Pack(folder).record, name, str(folder))
+        elif folder.exists() and any(folder.iterdir()):
+            reason = f"{str(folder)!r} exists and is not a pack; choose another folder"
+            raise ConfigError(Problem("pack.out", reason))
+    generated_folder(folder, write, "cache_dir (or pack.out)", is_pack)
+    if not remote:
         return folder
-    with _refusing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with lock(lock_beside(folder), f"packs {folder}"):
-            if not _is_there(folder, name):
-                _remove_leftovers(folder)
-                record = {
-                    "name": name,
-                    "split": split,
-                    "dataset": {
-                        "class": type(fetch.dataset).__qualname__,
-                        "fingerprint": fingerprint,
-                    },
-                }
-                _make(fetch, recipe, record, folder, options)
-    return folder
-
-
-def _sent(address: str, name: str, files: Files, where: Path, made: Callable[[Path], Path]) -> str:
-    """The address, to which a pack was sent if it is not there.
-
-    It is made in a folder of this machine, which a killed run leaves for the next.
-    """
-    remote = files.remote
-    folder = where.expanduser().absolute() / name
-    with _refusing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with lock(lock_beside(folder), f"packs {address}"):
-            if remote.find([join(address, RECORD)])[0] is not None:
-                record = files.read(
-                    join(address, RECORD), lambda path: read_record(Path(path), address)
-                )
-                _check_name(record, name, address)
-                return address
-            made(folder / "pack")
-            remote.send(folder / "pack", address, RECORD, "pack.out")
-            shutil.rmtree(folder)
+    assert files is not None
+    files.remote.send(folder, address, RECORD, "pack.out")
+    shutil.rmtree(folder)
     return address
 
 
-def _packable(dataset: Any, named: str | None) -> str:
-    kind = type(dataset).__name__
-    if is_stream(dataset):
-        raise ConfigError(
-            Problem(
-                "data.packed",
-                f"{kind} is a stream, which can only be read forwards; "
-                "packing is for datasets with rows",
-            )
-        )
-    fingerprint = getattr(dataset, "fingerprint", None) if named is None else named
-    if not fingerprint:
-        raise ConfigError(
-            Problem(
-                "data.packed",
-                f"{kind} has no `fingerprint`, which tells when its samples "
-                "differ from the packed ones; give it one (docs/own_dataset.md)",
-            )
-        )
-    if not len(dataset):
-        raise DataError(f"{kind} has no samples to pack")
-    return str(fingerprint)
-
-
-def _is_there(folder: Path, name: str) -> bool:
-    if not is_pack(folder):
-        if folder.exists() and any(folder.iterdir()):
-            raise ConfigError(
-                Problem(
-                    "pack.out", f"{str(folder)!r} exists and is not a pack; choose another folder"
-                )
-            )
-        return False
-    _check_name(Pack(folder).record, name, str(folder))
-    return True
-
-
-def _check_name(record: Mapping[str, Any], name: str, folder: str) -> None:
+def _check_name(record: dict[str, Any], name: str, folder: str) -> None:
     if record.get("name") != name:
-        raise ConfigError(
-            Problem(
-                "pack.out",
-                f"{folder!r} holds other samples than these (another dataset, "
-                "pack.size or pack.format); delete it or choose another folder",
-            )
-        )
+        reason = f"{folder!r} holds other samples than these (another dataset, pack.size or "
+        reason += "pack.format); delete it or choose another folder"
+        raise ConfigError(Problem("pack.out", reason))
 
 
-def _remove_leftovers(target: Path) -> None:
-    """Delete what killed writers have left in the folder of packs; `place` is locked."""
-    for folder in target.parent.glob(f".*{_WRITING}*"):
-        of = target.with_name(folder.name[1:].partition(_WRITING)[0])
-        if of == target:
-            shutil.rmtree(folder, ignore_errors=True)
-            continue
-        with suppress(BlockingIOError), lock(lock_beside(of)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _make(
-    fetch: Fetch,
-    recipe: Recipe,
-    record: dict[str, Any],
-    folder: Path,
-    options: LoaderOptions,
+def _write(
+    fetch: Fetch, recipe: Recipe, record: dict[str, Any], options: LoaderOptions, folder: Path
 ) -> None:
+    """Write a pack into an empty folder."""
+    for left in folder.parent.glob(f"{folder.name.rpartition('-')[0].rpartition('-')[0]}-*"):
+        if left != folder:  # of a process that was killed; this one has the lock
+            shutil.rmtree(left, ignore_errors=True)
     dataset, split = fetch.dataset, record["split"]
-    rows, samples, size = _try_out(fetch, recipe, folder)
-    hidden = folder.with_name(f".{folder.name}{_WRITING}{os.getpid()}-{secrets.token_hex(4)}")
-    hidden.mkdir()
+    rows, samples, size, fields = _try_out(fetch, recipe, folder)
     versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
     if recipe.decoder == "native":
         versions["jpeg"] = native_images.module("jpeg").library
+    record |= {
+        "fingerprint": recipe.fingerprint(record["dataset"]["fingerprint"]),
+        "recipe": vars(recipe),
+        "versions": versions,
+        **write_answers(folder, dataset, fetch.fields, rows, samples),
+    }
+    options = replace(options, pin_memory=False, in_order=True, persistent_workers=False)
+    if options.backend == "main" or not options.num_workers:
+        cores, backend = usable_cpus(), backend_for(dataset, recipe)
+        options = LoaderOptions(backend, cores) if cores > 1 else LoaderOptions()
+    began, plan = time.perf_counter(), Plan(Sequential(len(dataset)), size)
+    writer, done = PackWriter(folder, fields), 0
     try:
-        record |= {
-            "fingerprint": recipe.fingerprint(record["dataset"]["fingerprint"]),
-            "recipe": vars(recipe),
-            "versions": versions,
-            **write_answers(hidden, dataset, fetch.fields, rows, samples),
-        }
-        began = time.perf_counter()
-        plan = Plan(Sequential(len(dataset)), size)
         with (
-            Loader(plan, fetch, _readers(options, recipe, dataset), World()) as loader,
+            Loader(plan, fetch, options, World()) as loader,
             progress(f"packing {split}", len(dataset)) as show,
         ):
-            _write(loader.epoch(0), hidden, record, show)
-        with suppress(OSError):  # some network drives cannot
-            sync_folder(hidden)
-        if folder.is_dir():  # empty, or `_is_there` would have refused it
-            folder.rmdir()
-        hidden.rename(folder)
-        with suppress(OSError):
-            sync_folder(folder.parent)
-        rate = len(dataset) / (time.perf_counter() - began)
-        _log.info("packed %s: %d samples, %.0f a second", split, len(dataset), rate)
+            for batch in loader.epoch(0):
+                if batch["differs"]:
+                    row, reason = batch["differs"]
+                    raise _differs(int(batch.indices[row]), reason)
+                own = {name: Field(**field) for name, field in batch["fields"].items()}
+                columns = {name: Column(**column) for name, column in batch["columns"].items()}
+                try:
+                    writer.append(columns, own)
+                except DataError as error:
+                    raise _differs(int(batch.indices[0]), str(error)) from error
+                done += len(batch.indices)
+                show(done)
+        writer.finish(record)
     finally:
-        shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _readers(options: LoaderOptions, recipe: Recipe, dataset: object) -> LoaderOptions:
-    """The run's own workers; where it has none, one a core."""
-    options = replace(options, pin_memory=False, in_order=True, persistent_workers=False)
-    if options.backend != "main" and options.num_workers:
-        return options
-    backend = backend_for(dataset, recipe)
-    return LoaderOptions(backend, usable_cpus()) if usable_cpus() > 1 else LoaderOptions()
+        writer.close()
+    rate = len(dataset) / (time.perf_counter() - began)
+    _log.info("packed %s: %d samples, %.0f a second", split, len(dataset), rate)
 
 
 def backend_for(dataset: object, recipe: Recipe) -> Backend:
     """Threads where decoders release the interpreter lock, since processes copy pixels."""
-    unlocked = recipe.decoder == "native" or str(getattr(dataset, "reader", "")).startswith(
-        "torchvision"
-    )
+    reader = str(getattr(dataset, "reader", ""))
+    unlocked = recipe.decoder == "native" or reader.startswith("torchvision")
     return "thread" if unlocked else "process"
 
 
@@ -302,43 +203,14 @@ class _Plain:
         return done
 
 
-def _write(
-    batches: Iterable[Batch],
-    folder: Path,
-    record: dict[str, object],
-    show: Callable[..., None],
-) -> None:
-    writer: PackWriter | None = None
-    done = 0
-    try:
-        for batch in batches:
-            if batch["differs"]:
-                row, reason = batch["differs"]
-                raise _differs(int(batch.indices[row]), reason)
-            fields = {name: Field(**field) for name, field in batch["fields"].items()}
-            columns = {name: Column(**column) for name, column in batch["columns"].items()}
-            writer = writer or PackWriter(folder, fields)
-            try:
-                writer.append(columns, fields)
-            except DataError as error:
-                raise _differs(int(batch.indices[0]), str(error)) from error
-            done += len(batch.indices)
-            show(done)
-        assert writer is not None, "a dataset without samples"
-        writer.finish(record)
-    finally:
-        if writer is not None:
-            writer.close()
-
-
 def _differs(row: int, reason: str) -> DataError:
     return DataError(f"sample {row} cannot be packed with those before it: {reason}")
 
 
 def _try_out(
     fetch: Fetch, recipe: Recipe, folder: Path
-) -> tuple[IntArray, list[dict[str, Any]], int]:
-    """A few rows and samples, which show what cannot be packed, and the samples in a batch."""
+) -> tuple[IntArray, list[Any], int, dict[str, Field]]:
+    """A few rows and samples, which show what cannot be packed; the samples in a batch; fields."""
     dataset = fetch.dataset
     rows = np.unique(np.linspace(0, len(dataset) - 1, _TRIED).astype(np.int64))
     try:
@@ -346,26 +218,31 @@ def _try_out(
             samples = [fetch.fields.named(_still(dataset, int(row))) for row in rows]
     except DataError as error:
         raise DataError(f"{error}{_WAY_OUT}") from error
-    _check_pictures(samples[0], recipe, dataset)
+    values = list(samples[0].values()) if isinstance(samples[0], dict) else []
+    encoded = any(isinstance(value, EncodedImage) for value in values)
+    pictures = encoded or any(isinstance(value, tv_tensors.Image) for value in values)
+    kind = type(dataset).__name__
+    if recipe.size is not None and not pictures:
+        reason = f"{recipe.size}, but samples of {kind} hold no torchvision Image; set it to null"
+        raise ConfigError(Problem("pack.size", reason))
+    if recipe.format == "encoded" and not encoded:
+        reason = f"encoded, but {kind} gives no undecoded pictures (it takes no argument `lazy`); "
+        raise ConfigError(Problem("pack.format", f"{reason}set pack.format=pixels"))
     steps = recipe.steps()
     done = recipe.collate()([steps(sample) if steps else sample for sample in samples])
     if done["differs"]:
         row, reason = done["differs"]
         raise _differs(int(rows[row]), reason)
-    total = sum(len(column.numbers) for column in done["columns"].values())
-    each = max(total // len(rows), 1)
-    needed, free = each * len(dataset), shutil.disk_usage(folder.parent).free
-    _log.info("packing %d samples into %s: about %s", len(dataset), folder, _size(needed))
+    each = max(sum(len(column.numbers) for column in done["columns"].values()) // len(rows), 1)
+    needed, free = each * len(dataset) / 1e9, shutil.disk_usage(folder.parent).free / 1e9
+    _log.info("packing %d samples: about %.2f GB", len(dataset), needed)
     if needed > 1.2 * free:
-        _refuse(
-            folder,
-            OSError(errno.ENOSPC, f"about {_size(needed)} are needed, and {_size(free)} are free"),
+        raise DataError(
+            f"a pack in {str(folder.parent)!r} takes about {needed:.1f} GB, and {free:.1f} GB are "
+            "free. Free some space, or set a smaller pack.size, pack.format=encoded, or another "
+            "place (cache_dir, pack.out)."
         )
-    return rows, samples, min(max(_BATCH_BYTES // each, 1), _LARGEST_BATCH)
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+    return rows, samples, min(max(_BATCH_BYTES // each, 1), _LARGEST_BATCH), done["fields"]
 
 
 def _still(dataset: Any, row: int) -> Any:
@@ -376,58 +253,7 @@ def _still(dataset: Any, row: int) -> Any:
     except OSError as error:
         raise DataError(f"sample {row}: {type(error).__name__}: {error}") from error
     if seeding.drawn:
-        raise ConfigError(
-            Problem(
-                "data.packed",
-                f"{type(dataset).__name__}.__getitem__ draws from "
-                f"{' and '.join(seeding.drawn)}; packed, its samples are the same in every epoch. "
-                "Draw in a transform instead",
-            )
-        )
+        reason = f"{type(dataset).__name__}.__getitem__ draws from {' and '.join(seeding.drawn)}; "
+        reason += "packed, its samples are the same in every epoch. Draw in a transform instead"
+        raise ConfigError(Problem("data.packed", reason))
     return sample
-
-
-def _check_pictures(sample: object, recipe: Recipe, dataset: object) -> None:
-    """Refuse a recipe that does not apply to the samples."""
-    values = list(sample.values()) if isinstance(sample, dict) else []
-    kind = type(dataset).__name__
-    pictures = (tv_tensors.Image, EncodedImage)
-    if recipe.size is not None and not any(isinstance(v, pictures) for v in values):
-        raise ConfigError(
-            Problem(
-                "pack.size",
-                f"{recipe.size}, but samples of {kind} hold no torchvision Image; "
-                "set pack.size=null",
-            )
-        )
-    encoded = any(isinstance(value, EncodedImage) for value in values)
-    if recipe.format == "encoded" and not encoded:
-        raise ConfigError(
-            Problem(
-                "pack.format",
-                f"encoded, but {kind} gives no undecoded pictures (it takes no "
-                "argument `lazy`); set pack.format=pixels",
-            )
-        )
-
-
-@contextmanager
-def _refusing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        _refuse(folder, error)
-
-
-def _refuse(folder: Path, error: OSError) -> NoReturn:
-    causes = {
-        errno.ENOSPC: "the disk is full",
-        errno.EDQUOT: "the disk quota is used up",
-        errno.EFBIG: "a file is larger than this process may write (ulimit -f)",
-    }
-    cause = causes.get(error.errno or 0, error.strerror or str(error))
-    more = f" ({error.strerror})" if error.errno == errno.ENOSPC and error.strerror else ""
-    raise DataError(
-        f"the pack {str(folder)!r} cannot be written: {cause}{more}. Free some space, or set a "
-        "smaller pack.size, pack.format=encoded, or another place (cache_dir, pack.out)"
-    ) from error

@@ -21,7 +21,6 @@ from torchvision.transforms import v2
 
 from penstock.addons.packs.fields import Column, Encode, Field
 from penstock.addons.packs.folder import VERSION, Pack
-from penstock.addons.packs.remote import RemotePack
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
 from penstock.config.targets import options
@@ -233,10 +232,6 @@ def run(config: Config) -> None:
         splits = [split.name for split in data.splits]
     for split in splits:
         folder = pack_of(getattr(data, split))
-        if isinstance(folder, str):
-            files = options(config, "files")
-            pack: Pack = RemotePack(files.remote.folder(folder), files)
-        else:
-            pack = Pack(folder)
+        pack = Pack(folder, options(config, "files"))
         size = sum(pack.record["files"].values())
         put(f"{split} {pack.count} samples {size} bytes {folder}")

@@ -198,7 +198,7 @@ class Parquet(TableDataset, Dataset[Sample]):
         if field is None:
             raise ConfigError(Problem("dataset.fields", "no field is a text, of which to count"))
         pieces = np.array_split(np.arange(self._pack.count), 1 + self._pack.count // 4096)
-        texts = (text for rows in pieces for text in self._pack.contents(field, rows))
+        texts = (text for rows in pieces for text in self._pack.values(field, rows))
         cache = CacheFolder(self._cache_dir, f"lengths-{Path(self._pack.folder).name}")
         kept_as = fingerprint([field, name])[:16]
         return cache.text_lengths(kept_as, texts, self._pack.count, length)[self._all]
