@@ -84,10 +84,6 @@ class Batch(dict[str, Any]):
         batch.__dict__.update(self.__dict__ | attributes)
         return batch
 
-    def valid_mask(self, device: torch.device | str) -> torch.Tensor | None:
-        """`valid` on `device`."""
-        return None if self.valid is None else self.valid.to(device, non_blocking=True)
-
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
         """A batch with its tensors on `device`."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))

@@ -196,9 +196,11 @@ def joined(parts: Sequence[Any], order: IntArray) -> Any:
     if all(isinstance(part, list) for part in parts):
         rows = [row for part in parts for row in part]
         return [rows[row] for row in order.tolist()]
-    forms = {(type(part), getattr(part, "dtype", None), part[0].shape) for part in parts}
+    forms = {
+        (type(part), getattr(part, "dtype", None), getattr(part, "shape", ())[1:]) for part in parts
+    }
     if len(forms) > 1 or not isinstance(parts[0], Tensor):
-        raise DataError("parts of a field have unequal lengths, or other types or shapes")
+        raise DataError("parts of a field have unequal lengths, or different types or shapes")
     # By index_select: an index in brackets takes threads, and three times the time.
     return torch.cat([*parts]).index_select(0, torch.from_numpy(order))
 

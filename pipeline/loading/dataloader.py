@@ -26,7 +26,7 @@ from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count, islice, repeat
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from penstock.loading.workers.executors import WorkerError, Workers
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.address import Addressed
 from penstock.order.keys import begin_sample, hash64, sample_keys
-from penstock.order.plan import forwards
+from penstock.order.plan import End, forwards, length_of
 from penstock.order.seeding import Seeding, scope, seed_global
 from penstock.torch_internals import WorkerInfo, pin_memory, worker_info
 
@@ -73,14 +73,6 @@ class Request(Addressed):
         return [key for key in keys if type(key) is int]
 
 
-class Result(NamedTuple):
-    """The collated batch, or the sample, of a request; `ended`: its part has no such batch."""
-
-    request: Request
-    value: Any = None
-    ended: bool = False
-
-
 @dataclass
 class RowFetch:
     """Batches of a map-style dataset; the draws of a sample depend on (seed, position) alone.
@@ -98,10 +90,10 @@ class RowFetch:
     def __post_init__(self) -> None:
         self._seeding = Seeding({"dataset": self.dataset, "collate": self.collate})
 
-    def __call__(self, request: Request) -> Result:
+    def __call__(self, request: Request) -> Any:
         return self._seeding.run(partial(self._read, request), request.epoch)
 
-    def _read(self, request: Request) -> Result:
+    def _read(self, request: Request) -> Any:
         keys = request.keys if self.batched else [request.keys]
         positions = np.arange(request.start, request.start + max(len(keys), 1), dtype=np.int64)
         # Below 2^63, so that torch.initial_seed() fits into a tensor.
@@ -118,7 +110,7 @@ class RowFetch:
                 samples.append(self.dataset[key])
         begin_sample(None)
         worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
-        return Result(request, self.collate(samples if self.batched else samples[0]))
+        return self.collate(samples if self.batched else samples[0])
 
 
 @dataclass
@@ -145,7 +137,7 @@ class PartFetch:
     _at: tuple[int, int] = (-1, 0)  # epoch, step of the next batch
     _records: Iterator[Any] = field(default_factory=lambda: iter(()))
 
-    def __call__(self, request: Request) -> Result:
+    def __call__(self, request: Request) -> Any:
         seed = request.seed + self.part
         info = WorkerInfo(id=self.part, num_workers=self.parts, seed=seed, dataset=self.dataset)
         with worker_info(info if self.parts else None):
@@ -158,9 +150,9 @@ class PartFetch:
                 if len(samples) < (self.size or 1):
                     self._records = iter(())  # another look at an ended iterator may begin it anew
             if not samples or (self.drop_last and self.size and len(samples) < self.size):
-                return Result(request, ended=True)
+                return End(request)
             worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
-            return Result(request, self.collate(samples if self.size else samples[0]))
+            return self.collate(samples if self.size else samples[0])
 
     def _open(self, request: Request) -> None:
         self._seed(request, 0)
@@ -335,21 +327,15 @@ class DataLoader(torch_data.DataLoader[Sample]):
 
     def steps(self) -> int | None:
         """Batches of an epoch; None: its end shows how many."""
-        if self.is_stream:
-            return None
-        try:
-            return len(self)
-        except (TypeError, NotImplementedError):
-            return None
+        return None if self.is_stream else length_of(self)
 
     def _identity(self) -> dict[str, Any]:
         """Everything that has to be equal for a step to be the same batch."""
-        rows: Any = () if self.is_stream else self.dataset
         return {
             "version": STATE_VERSION,
             "batch_size": self.batch_size,
             "drop_last": self.drop_last,
-            "samples": len(rows) if hasattr(type(rows), "__len__") else None,
+            "samples": None if self.is_stream else length_of(self.dataset),
         }
 
     def _samplers(self) -> list[Any]:
@@ -482,11 +468,11 @@ def _batches(
                     raise RuntimeError(
                         f"DataLoader worker {died} exited unexpectedly\n{error}"
                     ) from None
-                if result is None or result.ended:
+                if result is None or isinstance(result[1], End):
                     del live[part]
                     continue
-                at.add(result.request)
-                yield pin_memory(result.value) if pin else result.value
+                at.add(result[0])
+                yield pin_memory(result[1]) if pin else result[1]
             if not live:
                 break
     at.finished = True

@@ -212,7 +212,8 @@ class Loader:
             self._ahead.move(epoch, start)
         asked = began = time.perf_counter()
         with self.workers.run(requests) as results:
-            for result in self._transfer(results) if self._transfer else results:
+            made = (result for _, result in results)
+            for result in self._transfer(made) if self._transfer else made:
                 stats.deaths = self.deaths - deaths_before
                 if isinstance(result, End):
                     if (

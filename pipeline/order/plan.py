@@ -312,7 +312,7 @@ class StreamRequest(Addressed):
 class End:
     """Stands for a batch: the epoch has no such step. Every rank finds the same."""
 
-    request: StreamRequest
+    request: Addressed
 
 
 def _least(*limits: int | None) -> int | None:

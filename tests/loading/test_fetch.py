@@ -223,7 +223,7 @@ def test_a_batch_keeps_what_it_knows_when_it_moves():
     moved = batch.to("cpu")
     assert isinstance(moved, Batch)
     assert moved.request.address == (0, 2)
-    assert moved.valid_mask("cpu").tolist() == [True, True, False, False]
+    assert moved.valid.tolist() == [True, True, False, False]
 
 
 class DrawsAt(toy.Pictures):

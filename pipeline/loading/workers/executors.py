@@ -103,7 +103,7 @@ def attempt(fetch: Callable[[Any], Any], request: Any) -> Any:
 def results(
     executor: Any, pending: deque[Task], requests: Iterator[Any], options: LoaderOptions
 ) -> Iterator[Any]:
-    """Results of `pending`, which is the window, and then of `requests`.
+    """Requests with their results: of `pending`, which is the window, and then of `requests`.
 
     The window is workers times `prefetch_factor`, as torch's. While a batch with a slow sample is
     waited for, those behind it get ready, and the workers would have nothing to do: then it grows,
@@ -119,7 +119,8 @@ def results(
             delivered += 1
             window -= window > normal and delivered % _SHRINK == 0
             pending.extend(map(executor.submit, islice(requests, max(window - len(pending), 0))))
-            yield ready.pop(0).take()
+            task = ready.pop(0)
+            yield task.request, task.take()
             since = time.monotonic()
             continue
         beyond = window + 1 - normal
@@ -143,8 +144,7 @@ def results(
 
 def nbytes(result: Any) -> int:
     """Bytes of the tensors and arrays of a batch, and one more."""
-    value = getattr(result, "value", result)  # of a DataLoader's results
-    leaves = tree_leaves(dict(value) if isinstance(value, dict) else value)
+    leaves = tree_leaves(dict(result) if isinstance(result, dict) else result)
     return 1 + sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
 
 
@@ -231,10 +231,10 @@ class Workers:
 
     @contextmanager
     def run(self, requests: Iterator[Any]) -> Iterator[Iterator[Any]]:
-        """Results of `requests`; leaving the context drops what was not taken."""
+        """`requests` with their results; leaving the context drops what was not taken."""
         if self.in_main:
             # As a generator, which makes RuntimeError of a StopIteration that data code lets out.
-            yield (self._work(request) for request in requests)
+            yield ((request, self._work(request)) for request in requests)
             return
         if self.executor is None:
             self.executor = self._open()
