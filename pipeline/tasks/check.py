@@ -82,24 +82,18 @@ def run(config: Config) -> None:
     )
 
 
-def make_loader(
-    split: Split, rows: type[Fetch] | None = None, stream: type[StreamFetch] | None = None
-) -> Loader:
-    """Batches that hold only the bad samples of a split, each once.
-
-    Args:
-        rows, stream: what makes other batches of a map-style dataset, and of a stream.
-    """
+def make_loader(split: Split) -> Loader:
+    """Batches that hold only the bad samples of a split, each once."""
     made, plan, own = split.fetch(), split.plan, World()
     common = made.dataset, made.transform, made.collate, made.seed
     options = replace(split.loader_options(), persistent_workers=False)
     if isinstance(plan, StreamPlan):
         order = StreamOrder(plan.sampler.seed, steps=plan.sampler.steps)
         once = StreamPlan(order, plan.batch_size, length=plan.length)
-        fetch = (stream or CheckStream)(*common, fields=made.fields, plan=once)
+        fetch = CheckStream(*common, fields=made.fields, plan=once)
         return Loader(once, fetch, options, own)
     rows_once = Plan(Sequential(len(made.dataset)), plan.batch_size)
-    return Loader(rows_once, (rows or Check)(*common, fields=made.fields), options, own)
+    return Loader(rows_once, Check(*common, fields=made.fields), options, own)
 
 
 class Check(Fetch):

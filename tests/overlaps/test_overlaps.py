@@ -31,7 +31,7 @@ def test_copies_of_pictures_are_named(tmp_path, monkeypatch, capsys):
     lines = [" ".join(line.split()) for line in done.out.splitlines()]
     assert lines.pop(0) == "31 samples, nothing wrong with them"
     assert lines[0].startswith(
-        "overlap 1 of val are in train, too; 1 of them with another target (11 with 20 of train, "
+        "overlap 1 of val are in train, too; 1 of them with another target (11 with 20 of train)"
     )
     assert lines[2].endswith("root/val/dog/copy.png 3 root/train/cat/3.png")
     assert lines[3].startswith("overlap 1 of test are in train, too (7 with 20 of train")
