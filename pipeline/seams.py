@@ -65,6 +65,7 @@ _OBSERVERS: Mapping[str, Callable[[Any], object]] = {
     "penstock.training.finetuning:watching": lambda fit: (
         any([*fit.config.trainer.warm_start.values(), *fit.config.trainer.freeze.values()])
         or fit.config.trainer.groups
+        or "warm_start" in vars(fit.model)
     ),
     "penstock.addons.mixtures.mixture:observers": lambda fit: (
         getattr(fit.data.train.dataset, "mixing", None) is not None
