@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -47,9 +46,7 @@ FACTS = {  # of a manifest, by what they tell
     "hardware": ("device", "platform", "cpus", "threads", "gpus", "ranks"),
 }
 _PARTS = {"weights": "model", "mean weights": "averaged", "optimizer": "optimizer"}  # of a state
-_ADVICE = "only a dataset with a `fingerprint` tells whether the data is the same"
-_SHOWN = Effect.WEIGHTS  # groups from this one on are shown even without keys
-_LONGEST = 60  # characters of a value in a table
+_LONGEST = 200  # characters of a value in a table
 
 Row = tuple[str, str, str]  # key, and its value in both runs
 
@@ -70,20 +67,21 @@ def run(config: Config) -> None:
         PenstockError: they differ.
     """
     if len(config.runs or ()) != 2:
-        reason = "needs the folders of two runs: runs=[outputs/a,outputs/b]"
-        raise ConfigError(Problem("runs", reason))
+        raise ConfigError(
+            Problem("runs", "needs the folders of two runs: runs=[outputs/a,outputs/b]")
+        )
     runs = [Run(path, "runs") for path in config.runs or ()]
     put_rows([(name, one_line(of.path), of.state) for name, of in zip("AB", runs, strict=True)])
-    settings = {TITLES[of]: rows for of, rows in settings_of(*runs).items() if rows or of >= _SHOWN}
-    for title, rows in (settings | facts_of(*runs)).items():
+    settings = settings_of(*runs).items()
+    # Of what changes weights or batches, it is said that no key differs.
+    tables = {TITLES[of]: rows for of, rows in settings if rows or of >= Effect.WEIGHTS}
+    for title, rows in (tables | facts_of(*runs)).items():
         put(f"\n{title}{'' if rows else ': none'}")
         if rows:
             put_rows([("", "A", "B"), *((f"  {one_line(key)}", a, b) for key, a, b in rows)])
     put("")
     findings: list[Finding] = []
-    looks: dict[str, Callable[..., Iterator[Finding]]]
-    looks = {"ledger": _ledgers, "digests": _digests, "weights": _weights}
-    for what, look in looks.items():
+    for what, look in {"ledger": _ledgers, "digests": _digests, "weights": _weights}.items():
         try:
             found = list(look(*runs))
         except PenstockError as error:
@@ -117,23 +115,20 @@ def facts_of(*runs: Run) -> dict[str, list[Row]]:
         {**run.manifest, "ranks": sorted({one.get("world", 1) for one in run.sessions})}
         for run in runs
     ]
-    found = {}
-    for title, names in FACTS.items():
-        if rows := list(_differing(*({name: of.get(name) for name in names} for of in facts))):
-            found[title] = rows
-    return found
+    return {
+        title: rows
+        for title, names in FACTS.items()
+        if (rows := list(_differing(*({name: of.get(name) for name in names} for of in facts))))
+    }
 
 
 def _differing(*values: Mapping[str, Any]) -> Iterator[Row]:
-    """Keys with both values, "-" for null or none; of long ones what is around the difference."""
+    """Keys with both values, "-" for null or none."""
     first, second = ({key: of for key, of in leaves(one) if of not in (None, {})} for one in values)
     for key in {**first, **second}:
         if first.get(key) != second.get(key):
-            texts = [one_line(json.dumps(of.get(key, "-"), default=str)) for of in (first, second)]
-            is_long = max(map(len, texts)) > _LONGEST
-            same = len([*takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))])
-            start = max(0, same - 20) if is_long else 0
-            a, b = (text.strip('"')[start : start + _LONGEST] for text in texts)
+            pair = (json.dumps(of.get(key, "-"), default=str) for of in (first, second))
+            a, b = (one_line(text).strip('"')[:_LONGEST] for text in pair)
             yield key, a, b
 
 
@@ -147,10 +142,13 @@ def _ledgers(first: Run, second: Run) -> Iterator[Finding]:
     finding = _first("samples", both, other, lambda row: "other samples, or in another order")
     data = same_data(first.manifest.get("data", {}), second.manifest.get("data", {}))
     if finding.same and not data:  # rows have the same numbers, whatever they hold
-        why = "other data" if data is False else _ADVICE
-        finding = Finding("rows", f"the same rows at {len(both)} steps; {why}", None)
+        unknown = "only a dataset with a `fingerprint` tells whether the data is the same"
+        text = f"the same rows at {len(both)} steps; {unknown if data is None else 'other data'}"
+        finding = Finding("rows", text, None)
     yield finding
-    losses = both["loss"] != both["loss_b"]
+    # By their bits: NaN is the same as NaN.
+    bits, other_bits = (both[name].to_numpy().view("int64") for name in ("loss", "loss_b"))
+    losses = pd.Series(bits != other_bits)
     yield _first("losses", both, losses, lambda row: f"{row.loss!r} and {row.loss_b!r}")
     for run, ledger in ((first, first.ledger), (second, second.ledger)):
         if alone := len(ledger) - len(both):
@@ -176,33 +174,31 @@ def _first(
     return Finding(what, f"{text}; {other.sum()} of {len(both)} steps differ", False)
 
 
-def _weights(*runs: Run) -> Iterator[Finding]:
+def _weights(first: Run, second: Run) -> Iterator[Finding]:
     """How the weights, their running mean and the optimizers of the last checkpoints differ."""
-    newest = [checkpoint.find_newest(run.path) for run in runs]
+    newest = [checkpoint.find_newest(run.path) for run in (first, second)]
     for path, reason in (skipped for one in newest for skipped in one.skipped):
         yield Finding("checkpoint", f"cannot use {path}: {reason}", None)
-    first, last = (one.state["updates"] for one in newest)
-    if first != last:
-        raise PenstockError(f"the last checkpoints are of optimizer steps {first} and {last}")
+    steps, others = (one.state["updates"] for one in newest)
+    if steps != others:
+        raise PenstockError(f"the last checkpoints are of optimizer steps {steps} and {others}")
     for title, part in _PARTS.items():
         a, b = (checkpoint.encode(one.state.get(part) or {})[1] for one in newest)
-        if odd := sorted(a.keys() ^ b.keys()):
-            yield Finding(title, f"of different models: only one has {odd[0]}", False)
-        elif a:
-            apart = {name: distance for name in a if (distance := _distance(a[name], b[name]))}
-            text = f"the same bits in {len(a)} tensors"
-            if apart:
-                worst = max(apart, key=lambda name: apart[name])
-                text = f"{len(apart)} of {len(a)} tensors differ, {worst} by up to "
-                text += f"{apart[worst]:.3g}"
-            yield Finding(title, text, not apart)
+        apart = {name: _distance(a.get(name), b.get(name)) for name in sorted({*a, *b})}
+        other = [name for name, distance in apart.items() if distance]
+        if other:
+            worst = max(other, key=lambda name: apart[name])
+            text = f"{len(other)} of {len(apart)} tensors differ, {worst} by up to"
+            yield Finding(title, f"{text} {apart[worst]:.3g}", False)
+        elif apart:
+            yield Finding(title, f"the same bits in {len(apart)} tensors", True)
 
 
-def _distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference: 0 for the same bits, infinite for other shapes and NaN."""
-    if a.dtype == b.dtype and a.shape == b.shape:
-        if not a.numel() or torch.equal(*(of.reshape(-1).view(torch.uint8) for of in (a, b))):
-            return 0.0
-        # At least a little: 0 and -0 have other bits.
-        return max(float((a.double() - b.double()).abs().max().nan_to_num(torch.inf)), 5e-324)
-    return torch.inf
+def _distance(a: Tensor | None, b: Tensor | None) -> float:
+    """The largest difference: 0 for the same bits, infinite for NaN, other shapes and no tensor."""
+    if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
+        return torch.inf
+    if not a.numel() or torch.equal(*(of.reshape(-1).view(torch.uint8) for of in (a, b))):
+        return 0.0
+    # At least a little: 0 and -0 have other bits.
+    return max(float((a.double() - b.double()).abs().max().nan_to_num(torch.inf)), 5e-324)

@@ -1,4 +1,4 @@
-"""Resuming a run: which one, and whether it is the same one.
+"""Resuming a run: whether it is the same one.
 
 A run is the same one if its fingerprint is: every key that its weights depend on. Any other
 difference is refused by its key, or allowed by `resume_despite`. Two may always differ: a run may
@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -21,7 +21,7 @@ from penstock.config import targets
 from penstock.config.compose import CONF
 from penstock.config.identity import effect_of, identity, leaves
 from penstock.config.schema import Config, Effect
-from penstock.errors import ConfigError, Problem
+from penstock.errors import Problem
 from penstock.loading.fingerprint import differing
 from penstock.order.address import Address, Skipped
 from penstock.runs.folder import has_manifest
@@ -30,49 +30,6 @@ from penstock.terminal import one_line
 SKIP = "trainer.skip"  # may change from the checkpoint's address on
 SCHEDULES = "scheduler.steps"  # of a fingerprint: the number of steps of each schedule, a list
 _COUNTS = {"total_steps", "T_max", "total_iters"}  # of steps, which the build supplies
-_TIMED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # a folder that is new each time
-
-
-class Source(NamedTuple):
-    """Where to resume from.
-
-    Attributes:
-        folder: the run's, to write in; None makes a new one.
-        checkpoint: the file to read; None takes the newest of the folder.
-        required: whether it is an error if nothing is there.
-    """
-
-    folder: Path | None
-    checkpoint: Path | None = None
-    required: bool = True
-
-
-def source(config: Config) -> Source | None:
-    """The source that `resume` names; None if it is null.
-
-    Raises:
-        ConfigError: nothing is there, or never can be.
-    """
-    if config.resume is None:
-        return None
-    path = Path(config.run_dir if config.resume == "auto" else config.resume)
-    if config.resume == "auto" and (has_manifest(path) or not _TIMED.search(config.run_dir)):
-        return Source(path, required=False)
-    if config.resume == "auto":
-        reason = (
-            f"auto resumes the run in run_dir, but {path} is named by the time of the start and "
-            "new each time; set run_dir=outputs/<name> (hydra.sweep.dir=... for a sweep)"
-        )
-    elif has_manifest(path):
-        return Source(path)
-    elif path.is_file():
-        return Source(None, path)
-    else:
-        reason = (
-            f"{path} is neither a run's folder (it has no manifest.json) nor a checkpoint; a "
-            "sweep resumes when its command is typed again"
-        )
-    raise ConfigError(Problem("resume", reason))
 
 
 def run_of(path: Path) -> Path | None:

@@ -56,7 +56,7 @@ def run(config: Config) -> float | None:
 
         data.recorded = learned_of(old).get("classes", [])
     if parts.world.size == 1:
-        resume.source(config)  # a wrong path is told of before data is read
+        opening.source(config)  # a wrong path is told of before data is read
     spare_cores(parts.world)
     with (
         join(parts.world, asked.backend, asked.timeout, asked.strategy != "none") as group,

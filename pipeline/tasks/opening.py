@@ -9,10 +9,11 @@ that all machines share.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.config.hydra import overrides
 from penstock.config.identity import LENGTH
@@ -20,14 +21,57 @@ from penstock.config.schema import Config
 from penstock.config.targets import options
 from penstock.distributed.group import Group
 from penstock.distributed.world import restarts
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Problem
 from penstock.order.address import Address, Skipped
 from penstock.runs import checkpoint, resume
 from penstock.runs.checkpoint import Newest
 from penstock.runs.folder import UNPROVEN, RunFolder, has_manifest, read_manifest, same_data
-from penstock.runs.resume import Source
 from penstock.terminal import say
 from penstock.training.loop import Session
+
+_TIMED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # a folder that is new each time
+
+
+class Source(NamedTuple):
+    """Where to resume from.
+
+    Attributes:
+        folder: the run's, to write in; None makes a new one.
+        checkpoint: the file to read; None takes the newest of the folder.
+        required: whether it is an error if nothing is there.
+    """
+
+    folder: Path | None
+    checkpoint: Path | None = None
+    required: bool = True
+
+
+def source(config: Config) -> Source | None:
+    """The source that `resume` names; None if it is null.
+
+    Raises:
+        ConfigError: nothing is there, or never can be.
+    """
+    if config.resume is None:
+        return None
+    path = Path(config.run_dir if config.resume == "auto" else config.resume)
+    if config.resume == "auto" and (has_manifest(path) or not _TIMED.search(config.run_dir)):
+        return Source(path, required=False)
+    if config.resume == "auto":
+        reason = (
+            f"auto resumes the run in run_dir, but {path} is named by the time of the start and "
+            "new each time; set run_dir=outputs/<name> (hydra.sweep.dir=... for a sweep)"
+        )
+    elif has_manifest(path):
+        return Source(path)
+    elif path.is_file():
+        return Source(None, path)
+    else:
+        reason = (
+            f"{path} is neither a run's folder (it has no manifest.json) nor a checkpoint; a "
+            "sweep resumes when its command is typed again"
+        )
+    raise ConfigError(Problem("resume", reason))
 
 
 @dataclass
@@ -73,11 +117,10 @@ def find(config: Config, group: Group, own: Mapping[str, Any]) -> Opened:
     opened = Opened(fingerprint=own, restarted=any(group.gather(restarts() > 0)))
     if group.is_first:
         again = Source(Path(config.run_dir), required=False) if opened.restarted else None
-        source = resume.source(config) or again
-        if source is not None:
-            opened.newest = _newest(source)
-            if source.folder is not None and has_manifest(source.folder):
-                opened.old = source.folder
+        if (found := source(config) or again) is not None:
+            opened.newest = _newest(found)
+            if found.folder is not None and has_manifest(found.folder):
+                opened.old = found.folder
     path = group.gather(opened.newest.path if opened.newest else None)[0]  # of the first rank
     if path is None:
         return opened

@@ -10,13 +10,12 @@ from penstock.order.address import Address
 from penstock.runs.resume import (
     SCHEDULES,
     SKIP,
-    Source,
     differences,
     is_harmless,
     run_of,
-    source,
     with_schedules,
 )
+from penstock.tasks.opening import Source, source
 
 
 @pytest.fixture
