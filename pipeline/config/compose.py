@@ -168,19 +168,23 @@ def load(
             for folder in (path, path.parent.parent)  # of a checkpoint
             if (folder / "manifest.json").is_file()
         ][:1]:
-            fresh = _raw(_read(folders, config_name)[0])
+            stored, fresh = map(
+                _raw, (OmegaConf.load(run / "config.yaml"), _read(folders, config_name)[0])
+            )
             own = {
                 *hydra.OF_A_START,
                 *choices.values(),  # and what else this composition changes
                 *(key for key, value in _raw(config).items() if value != fresh.get(key)),
             }
-            config.update(
-                {
-                    key: value
-                    for key, value in _raw(OmegaConf.load(run / "config.yaml")).items()
-                    if key not in own
-                }
-            )
+            if other := sorted(stored.keys() - fresh.keys() - own):
+                raise ConfigError(
+                    Problem(
+                        str(run),
+                        f"is a run of another version, which has the key {other[0]}; use the "
+                        "version and commit that its manifest.json names",
+                    )
+                )
+            config.update({key: value for key, value in stored.items() if key not in own})
         for one in (one for one in overrides if one.input_line not in choices):
             with _noting(problems, one.key_or_group):
                 key, value, typed = one.key_or_group, one.value(), f"+{one.input_line}"
@@ -202,11 +206,12 @@ def load(
                 else:
                     ConfigLoaderImpl._apply_overrides_to_config([one], config)
         # Hydra's name for a run's folder, also in a file; "." is our default, "outputs" Hydra's.
-        folder = str(_raw(config.hydra.run).get("dir"))
-        if "run_dir" not in given and not re.match(r"\.$|outputs/\$\{now:|.*\$\{run_dir", folder):
+        if "run_dir" not in given and not re.match(
+            r"\.$|outputs/\$\{now:|.*\$\{run_dir",
+            folder := str(_raw(config.hydra.run).get("dir")),
+        ):
             config.run_dir = folder
-        problems += hydra.problems(config.hydra, overrides)
-        return config, problems, files
+        return config, [*problems, *hydra.problems(config.hydra, overrides)], files
     # Without an option that is not there, whatever else is wrong is found as well.
     rest = [one for one in words if re.split("[@=]", one.lstrip("+"))[0] != problems[-1].key]
     refuse(problems if len(rest) == len(words) else ())

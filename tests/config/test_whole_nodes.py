@@ -218,3 +218,11 @@ def test_a_runs_configuration_is_checked_as_any_other(run_folder):
         penstock.compose(f"resume={run_folder}", "cache_dir=x")
     with pytest.raises(penstock.errors.ConfigError, match=r"mean 'trainer\.max_epochs'"):
         penstock.compose(f"resume={run_folder}", "cache_dir=x", "trainer.max_epoks=3")
+
+
+def test_a_run_of_another_version_is_refused_in_a_sentence(run_folder):
+    with (run_folder / "config.yaml").open("a") as file:
+        file.write("diff: null\n")
+    reason = "run: is a run of another version, which has the key diff; use the version and commit"
+    with pytest.raises(penstock.errors.ConfigError, match=reason):
+        penstock.compose(f"resume={run_folder}")

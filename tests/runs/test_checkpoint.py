@@ -197,14 +197,14 @@ def with_format(data: bytes, version: str) -> bytes:
     return struct.pack("<Q", len(text)) + text + data[8 + size :]
 
 
-def test_another_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "reader"), [("9", "a later version of Penstock"), ("1", "commit 56af455b")]
+)
+def test_another_version_is_refused(tmp_path: Path, version: str, reader: str) -> None:
     path = tmp_path / "a.safetensors"
     checkpoint.write(path, *checkpoint.encode(small_state()))
-    path.write_bytes(with_format(path.read_bytes(), "9"))
-    with pytest.raises(
-        PenstockError,
-        match="of format 9, which a later version of Penstock reads; ",
-    ):
+    path.write_bytes(with_format(path.read_bytes(), version))
+    with pytest.raises(PenstockError, match=f"a checkpoint of format {version}, which {reader} "):
         checkpoint.load(path)
 
 
