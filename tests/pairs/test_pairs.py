@@ -205,7 +205,6 @@ def test_reports_show_pairs(experiment, tmp_path, capsys, reports):
         }  # not in squares
 
 
-@pytest.mark.thorough
 def test_two_ranks_have_the_losses_of_one(tmp_path, capsys):
     words = ["experiment=two_views", *SMALL, *QUIET, "trainer.max_steps=3", "loader.num_workers=0"]
     words += [

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, normalize
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
 from penstock.distributed.parallel import gathered
 from penstock.distributed.world import launched_rank
@@ -159,7 +160,7 @@ class Retrieval(Metric):
 
     def compute(self) -> dict[str, Tensor]:
         """`top1` and so on for each k, float64[]; NaN without a row."""
-        first, second = (torch.cat([*rows]) for rows in (self.first, self.second))
+        first, second = map(dim_zero_cat, (self.first, self.second))  # merged ranks have a tensor
         found = torch.zeros(len(self.k), dtype=torch.float64, device=first.device)
         for start in range(0, len(first), _AT_ONCE):
             rows, partners = (side[start : start + _AT_ONCE] for side in (first, second))
