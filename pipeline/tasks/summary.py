@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock import program
-from penstock.loading.facts import unfiltered
-from penstock.order.plan import length_of
 from penstock.terminal import put
 
 if TYPE_CHECKING:
@@ -25,6 +23,9 @@ if TYPE_CHECKING:
 
 def summary(fit: Fit) -> str:
     """The lines of the summary for stderr, without a newline at their end."""
+    from penstock.loading.facts import unfiltered  # which import torch, and lists of runs do not
+    from penstock.order.plan import length_of
+
     config, data, train = fit.config, fit.data, fit.train_loader
     lengths = [length_of(split.dataset) for split in data.splits]
     counts = ["a stream" if length is None else f"{length:,}" for length in lengths]

@@ -36,7 +36,7 @@ def test_it_trains_beside_the_naive_forecast_and_is_drawn(capsys, folder, report
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     measured = [json.loads(line).get("val/mase", 9.0) for line in lines]
     assert min(measured) < 0.95 * naive
-    assert (folder / "run" / "predictions.png").exists()
+    assert (folder / "run" / "predictions.jpg").exists()
     assert "Truth that is drawn is green" in (folder / "run" / "report.html").read_text()
 
 

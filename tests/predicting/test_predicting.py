@@ -52,7 +52,7 @@ def test_the_test_split_is_measured_once(trained, capsys):
     assert again.code == 0
     assert "measured once" in again.err
     assert json.loads((trained / "manifest.json").read_text())["test"] == kept
-    assert "measured once" in (Run(trained).report().path).read_text()
+    assert "measured once" in Run(trained).report().read_text()
 
 
 class Unknown(Metric):

@@ -144,7 +144,7 @@ def test_damaged_ones_are_listed_as_such(write, capsys):
     for number, line in enumerate(lines):
         assert f"outputs/bad-{number} " in line
         assert damage[number][2] in line
-    assert "5 of 6 runs" in outcome.err
+    assert "4 of 5 runs" in outcome.err
 
 
 def test_mistakes_are_named(tmp_path, monkeypatch, capsys):

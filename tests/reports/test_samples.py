@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import penstock
 from penstock.addons.reports import samples, tiles
-from penstock.addons.reports.facts import read
+from penstock.addons.reports.run_page import read
 from penstock.addons.reports.values import replay
 from penstock.build.data import DataParts
 from penstock.build.training import TrainingParts
@@ -49,18 +49,18 @@ def images(tmp_path, monkeypatch):
 def test_the_line_beside_a_batch_makes_those_very_pictures_again(faces, reports, tmp_path, capsys):
     assert run(capsys, *faces, *QUICK, "sampler=weighted", f"run_dir={tmp_path / 'run'}").code == 0
     batch = read(tmp_path / "run")["batches"][1]
-    assert (batch["epoch"], batch["step"], batch["rows"], batch["kind"]) == (0, 1, 8, "pictures")
+    assert (batch["epoch"], batch["step"], batch["rows"], batch["kind"]) == (0, 1, 8, "images")
     words = shlex.split(replay(Run(tmp_path / "run"), 0, 1))
     replayed = run(capsys, *words[words.index("run.py") + 1 :], f"run_dir={tmp_path / 'again'}")
     rows = [int(line.split()[1]) for line in replayed.out.splitlines()[1:9]]
-    assert rows == [sample["row"] for sample in batch["samples"]]
+    assert rows[:6] == [sample["row"] for sample in batch["samples"]]
     assert (tmp_path / "again" / "batch.png").exists()
     made = load_file(tmp_path / "again" / "batch.safetensors")
     split = DataParts(penstock.compose(*faces), World()).train
     seen = samples.denormalized(made["image"], split.transform)
     assert [base64.b64decode(sample["uri"].partition(",")[2]) for sample in batch["samples"]] == [
         tiles.tile(image, Rendered(points=points))
-        for image, points in zip(seen, made["landmarks"], strict=True)
+        for image, points in zip(seen[:6], made["landmarks"][:6], strict=True)
     ]
 
 
@@ -68,7 +68,7 @@ def test_predictions_are_the_best_the_median_and_the_worst_of_all(faces, reports
     small = [*faces, "dataset.count=120", "batch.val_size=5"]
     done = run(capsys, *small, *QUICK, f"run_dir={tmp_path / 'run'}")
     assert done.code == 0, done.err
-    assert f"predictions  {tmp_path / 'run/predictions.png'}" in done.out
+    assert f"predictions  {tmp_path / 'run/predictions.jpg'}" in done.out
     parts = TrainingParts(penstock.compose(*small, *QUICK))
     model, objective = parts.model().eval(), parts.objective()
     load_weights(model, tmp_path / "run" / "checkpoints" / "best.safetensors")
@@ -117,9 +117,6 @@ def test_a_run_that_fails_tells_its_data(images, reports, tmp_path, capsys):
     assert run(capsys, *images, *QUICK, *words).code == 1
     found = read(tmp_path / "run")
     assert [split["rows"] for split in found["splits"]] == [23, 6]
-    counts = found["splits"][0]["counts"]["label"]
-    assert list(counts) == ["ant", "bee", "cat"]
-    assert sum(counts.values()) == 23
     assert not found["batches"]
 
 
@@ -148,10 +145,9 @@ def test_texts_and_numbers_are_listed(tmp_path, monkeypatch, reports, capsys):
     words += ["dataset.columns=[label,text]", "run_dir=run"]
     done = run(capsys, *words, *QUICK)
     assert done.code == 0, done.err
-    lines = (tmp_path / "run" / "predictions.md").read_text().splitlines()
-    assert lines[0] == "| row | sample | true | predicted |"
-    row = r"\| \d+ \| no\\\|\d+ \S+ \| (ham|spam) \| (ham|spam) \d+% \|"
-    assert all(re.fullmatch(row, line) for line in lines[2:])
+    for sample in read(tmp_path / "run")["predictions"]:
+        assert re.fullmatch(r"no\|\d+ \S+", sample["words"])
+        assert re.fullmatch(r"(ham|spam) \d+%", sample["predicted"])
     assert "&lt;b&gt;" in (tmp_path / "run" / "report.html").read_text()
     np.save(tmp_path / "inputs.npy", np.arange(60, dtype=np.float32).reshape(20, 3))
     np.save(tmp_path / "targets.npy", np.linspace(0, 1, 20, dtype=np.float32))
@@ -184,6 +180,6 @@ def test_a_stream_has_batches_and_no_predictions(tmp_path, reports, capsys, monk
     assert done.code == 0, done.err
     assert "WARNING" not in done.err
     found = read(tmp_path / "run")
-    assert [len(batch["samples"]) for batch in found["batches"]] == [8, 8]
+    assert [len(batch["samples"]) for batch in found["batches"]] == [4, 4]
     assert all(row["words"].startswith("word ") for row in found["batches"][0]["samples"])
     assert not found["predictions"]

@@ -29,16 +29,16 @@ def test_points_lie_where_they_belong():
         points=torch.tensor([[20.0, 60.0]]), predicted_points=torch.tensor([[60.0, 10.0]])
     )
     drawn = tiles.tile(GREY, view)
-    assert places(drawn, TRUE).mean(0) == pytest.approx([120, 40], abs=2)
-    assert places(drawn, PREDICTED).mean(0) == pytest.approx([20, 120], abs=2)
+    assert places(drawn, TRUE).mean(0) == pytest.approx([96, 32], abs=2)
+    assert places(drawn, PREDICTED).mean(0) == pytest.approx([16, 96], abs=2)
     halved = tiles.tile(GREY, view, scale=(0.5, 0.5))  # of a picture that was seen twice as large
-    assert places(halved, TRUE).mean(0) == pytest.approx([60, 20], abs=2)
+    assert places(halved, TRUE).mean(0) == pytest.approx([48, 16], abs=2)
 
 
 def test_68_landmarks_are_the_lines_of_a_face():
     angles = torch.linspace(0, 3.14, 68)
     points = 40 + 30 * torch.stack([angles.cos(), angles.sin()], 1)
-    assert len(places(tiles.tile(GREY, Rendered(points=points)), TRUE)) > 68 * 3
+    assert len(places(tiles.tile(GREY, Rendered(points=points)), TRUE)) > 68 * 2
 
 
 def test_boxes_are_drawn_with_their_labels():
@@ -70,18 +70,15 @@ def test_a_tiny_picture_is_kept_bit_by_bit():
 
 
 def test_signals_and_forecasts_of_every_shape_can_be_drawn():
-    wave = np.sin(np.arange(4000, dtype=np.float32))
     for shape in ((1, 1), (50, 3), (200, 40), (1, 40)):
         values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-        height = Image.open(io.BytesIO(tiles.signal(values))).height
-        above = Image.open(io.BytesIO(tiles.signal(values, wave))).height
-        assert above - height == (40 if shape[1] > 4 else 0)
+        assert Image.open(io.BytesIO(tiles.signal(values))).size == (tiles.SIDE, 80)
     past, later = torch.arange(20.0), torch.arange(20.0, 25.0)
     later[2] = torch.nan
     Image.open(io.BytesIO(tiles.forecast(Rendered(past=past, future=later)))).load()
     drawn = tiles.forecast(Rendered(past=past, future=later, forecast=later - 5))
     assert len(places(drawn, PREDICTED))
-    assert places(drawn, TRUE)[:, 1].min() > 110, "the future is on the right"
+    assert places(drawn, TRUE)[:, 1].min() > 88, "the future is on the right"
 
 
 def test_a_sheet_has_all_tiles_and_lines(tmp_path):

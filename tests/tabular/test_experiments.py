@@ -56,7 +56,6 @@ def test_numbers_are_learnt_on_one_scale_and_measured_on_another(capsys, folder)
     losses = [float(n) for n in re.findall(r"val/mae ([\d.]+)", done.out + done.err)]
     best = float(re.search(r"^mae +([\d.]+)", done.out, re.MULTILINE)[1])
     assert best < 0.8 * error, losses
-    assert (folder / "run" / "predictions.md").read_text().count("\n") > 5
 
 
 def test_a_target_that_does_not_fit_the_objective_is_reported(capsys):

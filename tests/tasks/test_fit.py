@@ -53,7 +53,7 @@ def test_a_run_from_end_to_end(faces, tmp_path, capsys):
     assert "mean face" in done.out
     assert "| ratio " in done.out
     assert "samples/s" in done.out.splitlines()[-4]
-    for name in ("checkpoints/best.safetensors", "predictions.png"):
+    for name in ("checkpoints/best.safetensors", "predictions.jpg"):
         assert f"run/{name}" in done.out
         assert (folder / name).stat().st_size > 1000
     assert list((folder / "tracker").iterdir())
@@ -120,7 +120,6 @@ def test_a_regression_of_any_shape_runs_from_configuration_alone(
     assert best["monitor"] == "mae"
     assert "mean target" in done.out
     assert best["baseline"]["mae"] > 0
-    assert (tmp_path / "run" / "predictions.md").exists()
 
 
 def test_what_no_metric_gives_is_refused_before_the_first_step(tmp_path, capsys, monkeypatch):

@@ -110,7 +110,6 @@ def test_a_tracker_that_raises_costs_a_warning(at, folder, capsys):
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("predictions.md", "the picture of predictions"),
         ("report.html", "the report"),
         ("report/facts.json", "what the report shows of samples and data"),
     ],

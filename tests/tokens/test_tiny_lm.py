@@ -43,9 +43,9 @@ def test_it_learns_drawn_stories_and_is_compared(text, capsys, reports):
     assert own < tokens - 0.3
     manifest = json.loads((text / "run" / "manifest.json").read_text())
     assert manifest["baseline"]["bits_per_byte"] == pytest.approx(tokens, abs=1e-4)
-    lines = (text / "run" / "predictions.md").read_text().splitlines()
-    assert lines[0] == "| row | document | continuation | model |"
-    assert len(lines) > 2
+    facts = json.loads((text / "run" / "report" / "facts.json").read_text())
+    assert facts["examples"][0] == ["row", "document", "continuation", "model"]
+    assert len(facts["examples"]) > 2
 
 
 @pytest.mark.thorough

@@ -1,11 +1,15 @@
-"""A fit's picture of predictions and its report: observers of the fit.
+"""A fit's predictions and its report: one observer.
 
-What draws and writes is imported at the end: it takes 50 ms, which no run waits for at its start.
+It keeps which rows each validation found best, median and worst; at the end it draws them with the
+best weights, and writes the report. With several ranks, those of the first one's shares. Cost: 12
+bytes a sample, up to `MOST`. What draws and writes is imported at the end: it takes 50 ms, which no
+run waits for at its start.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from base64 import b64decode
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,124 +19,98 @@ from torch import Tensor
 from penstock.loading.batch import Batch
 from penstock.runs.folder import Status
 from penstock.runs.only_shown import only_shown
-from penstock.training.adapter import Objective
-from penstock.training.loop import Observer, OnlyShows, Record
+from penstock.training.loop import Observer, Record
 
 if TYPE_CHECKING:
     from penstock.tasks.fit import Fit
 
+MOST = 1 << 20  # samples of a validation
+EACH = 4  # rows in a group
+
 
 def observers(fit: Fit) -> list[Observer]:
-    """Those that `trainer.pictures` and `trainer.report` ask for."""
-    trainer = fit.config.trainer
-    if not (trainer.pictures or trainer.report):
-        return []
-    extremes = Extremes(fit.objective, fit.group.world.size)
-    return [OnlyShows("the best and the worst samples", extremes), Shown(fit, extremes)]
+    """The one that `trainer.pictures` and `trainer.report` ask for."""
+    return [Shown(fit)]
 
 
 class Shown(Observer):
-    """Draws predictions of the best weights at the end, and writes the report."""
+    """Keeps the losses of validations, draws predictions and writes the report.
 
-    def __init__(self, fit: Fit, extremes: Extremes) -> None:
-        self.fit, self.extremes = fit, extremes
+    Attributes:
+        by_epoch: rows of the dataset by group, and a few numbers, of each validation.
+    """
+
+    def __init__(self, fit: Fit) -> None:
+        self.fit = fit
+        self.by_epoch: dict[int, tuple[dict[str, npt.NDArray[np.int64]], dict[str, Any]]] = {}
+        self._rows: list[npt.NDArray[np.int64]] = []
+        self._losses: list[Tensor] = []
+        self._works = True
+
+    def on_validation(self, done: int, steps: int | None) -> None:
+        if done == 0:
+            self._rows, self._losses = [], []
+
+    def on_validation_batch(self, batch: Batch, losses: Tensor) -> None:
+        if self._works and sum(map(len, self._rows)) < MOST:
+            with only_shown("the best and the worst samples") as failed:
+                places, losses = self.fit.objective.by_sample(losses, batch)
+                self._rows.append(batch.indices[places.cpu().numpy()])
+                self._losses.append(losses)
+            self._works = not failed
+
+    def on_epoch_end(self, record: Record) -> None:
+        if "val/loss" not in record or not sum(map(len, self._rows)):
+            return
+        rows, losses = np.concatenate(self._rows), torch.cat(self._losses).double().cpu().numpy()
+        order, count = np.argsort(losses, kind="stable"), len(losses)  # not a number comes last
+        each, middle = min(EACH, -(-count // 3)), (count - 1) // 2
+        first = max(each, middle - (each - 1) // 2)
+        last = max(count - each, first)
+        groups = {
+            "best": rows[order[:each]],
+            "median": rows[order[first : min(first + each, last)]],
+            "worst": rows[order[last:][::-1]],
+        }
+        finite, epoch = losses[np.isfinite(losses)], int(record["epoch"])
+        quantiles = np.quantile(finite, (0, 0.5, 0.95, 1)).tolist() if len(finite) else [0.0] * 4
+        ranks = self.fit.group.world.size
+        facts = {"epoch": epoch, "samples": count, "quantiles": quantiles, "ranks": ranks}
+        self.by_epoch[epoch] = groups, facts
 
     def on_done(self) -> None:
-        from penstock.addons.reports import facts, samples
+        from penstock.addons.reports import samples, tiles
+        from penstock.addons.reports.run_page import lines_of
 
-        fit, trainer, chosen = self.fit, self.fit.config.trainer, list[facts.Sample]()
-        best = self.extremes.best(int(fit.result.best["epoch"]) if fit.result.best else None)
-        with only_shown("the picture of predictions"):
-            if fit.config.data.validates:
+        fit, chosen, examples = self.fit, list[dict[str, Any]](), None
+        latest = next(reversed(self.by_epoch), -1)
+        best = int(fit.result.best["epoch"]) if fit.result.best else latest
+        groups, facts = self.by_epoch.get(best) or self.by_epoch.get(latest) or (None, None)
+        if fit.config.trainer.pictures and fit.config.data.validates:
+            with only_shown("the picture of predictions"):
                 model, val = fit.best_model(), fit.data.val
-                groups = best.groups if best else None
                 chosen = samples.predictions(val, model, fit.objective, groups)
-                if trainer.pictures:
-                    folder = fit.folder.path
-                    path = samples.draw(chosen, val, model, fit.objective, folder)
-                    if path is not None:
-                        fit.show("predictions", path)
-        if trainer.report:
+                examples = fit.objective.examples(model, val.dataset, val.transform, len(chosen))
+                drawn = [
+                    (b64decode(one["uri"].partition(",")[2]), lines_of(one), bool(one.get("wrong")))
+                    for one in chosen
+                    if "uri" in one
+                ]
+                if drawn:
+                    path = fit.folder.path / "predictions.jpg"
+                    fit.show("predictions", tiles.sheet(drawn, path))
+        if fit.config.trainer.report:
             with only_shown("what the report shows of samples and data"):
-                losses = best.facts if best else None
-                samples.write(fit.folder.path, fit.data, fit.objective, chosen, losses)
+                shown = {"predictions": chosen, "losses": facts, "examples": examples}
+                samples.write(fit.folder.path, fit.data, fit.objective, **shown)
 
     def on_end(self, status: Status) -> None:
         if not self.fit.config.trainer.report:
             return
-        from penstock.addons.reports import facts, report, samples
+        from penstock.addons.reports import report, run_page, samples
 
         folder = self.fit.folder.path
-        if status != "done" and not (folder / facts.NAME).exists():
+        if status != "done" and not (folder / run_page.FACTS).exists():
             with only_shown("what the report shows of the data"):
-                samples.write(folder, self.fit.data, None, [], None)
+                samples.write(folder, self.fit.data)
         report.leave(folder, status == "done")
-
-
-class ValidationLosses(NamedTuple):
-    """What remains of a validation's losses: rows of the dataset by group, and a few numbers."""
-
-    groups: dict[str, npt.NDArray[np.int64]]
-    facts: dict[str, Any]
-
-
-class Extremes(Observer):
-    """Keeps which rows each validation found best, median and worst, by epoch.
-
-    With several ranks, those of the first one's shares. Cost: 12 bytes a sample, up to `MOST`.
-    """
-
-    MOST = 1 << 20  # samples
-    EACH = 4  # rows in a group
-
-    def __init__(self, objective: Objective, ranks: int = 1) -> None:
-        self.objective, self.ranks = objective, ranks
-        self.by_epoch: dict[int, ValidationLosses] = {}
-        self._begin()
-
-    def on_validation(self, done: int, steps: int | None) -> None:
-        if done == 0:
-            self._begin()
-
-    def on_validation_batch(self, batch: Batch, losses: Tensor) -> None:
-        if self._count >= self.MOST:
-            return
-        places, losses = self.objective.by_sample(losses, batch)
-        self._rows.append(batch.indices[places.cpu().numpy()])
-        self._losses.append(losses)
-        self._count += len(losses)
-
-    def on_epoch_end(self, record: Record) -> None:
-        if "val/loss" not in record or not self._count:
-            return
-        rows, losses = np.concatenate(self._rows), torch.cat(self._losses).double().cpu().numpy()
-        order, count = np.argsort(losses, kind="stable"), len(losses)  # not a number comes last
-        each, middle = min(self.EACH, -(-count // 3)), (count - 1) // 2
-        first = max(each, middle - (each - 1) // 2)
-        last = max(count - each, first)
-        groups = {
-            "best": order[:each],
-            "median": order[first : min(first + each, last)],
-            "worst": order[last:][::-1],
-        }
-        finite = losses[np.isfinite(losses)]
-        epoch = int(record["epoch"])
-        facts = {
-            "epoch": epoch,
-            "samples": count,
-            "quantiles": np.quantile(finite, (0, 0.5, 0.95, 1)).tolist() if len(finite) else [],
-            "ranks": self.ranks,
-        }
-        by_group = {name: rows[places] for name, places in groups.items()}
-        self.by_epoch[epoch] = ValidationLosses(by_group, facts)
-        self._begin()
-
-    def best(self, epoch: int | None) -> ValidationLosses | None:
-        """Those of the given epoch, or of the last one of this process."""
-        kept = self.by_epoch.get(-1 if epoch is None else epoch)
-        return kept or next(reversed(self.by_epoch.values()), None)
-
-    def _begin(self) -> None:
-        self._rows: list[npt.NDArray[np.int64]] = []
-        self._losses: list[Tensor] = []
-        self._count = 0

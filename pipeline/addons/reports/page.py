@@ -3,7 +3,7 @@
     Section("Curves", body)            a heading and what is below it
     render(title, kind, lead, sections, foot) -> str
     write(path, page)
-    table, facts, figures, command, code, folded, listed, charts_of, together -> Markup
+    table, chart, facts, figures, command, code, folded, listed, charts_of, together -> Markup
 
 Every text is escaped, unless it is `Markup` that one of these functions returned; control
 characters and marks that turn the direction of reading become visible first. The page's only script
@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -28,6 +29,9 @@ from penstock.files.disk import write_atomically
 from penstock.terminal import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
+MUTED = "muted"
+COLORS = tuple(f"c{number}" for number in range(1, 9))  # variables of page.css, in their order
+_MOST_POINTS = 400  # of a curve
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,46 @@ def code(text: str, name: str) -> Markup:
 def folded(title: str, body: Markup) -> Markup:
     """What is shown after a click on its title."""
     return part("folded", title, body)
+
+
+def curve(
+    label: str, x: Iterable[float], y: Iterable[float], notes: Iterable[str] = (), **style: Any
+) -> dict[str, Any]:
+    """A line of a chart without what is not finite; a long one keeps its extremes.
+
+    Args:
+        notes: for each point what is shown above its value, e.g. its address.
+        style: `color`, one of COLORS or MUTED; `thin`; `line=False`: dots; `named=False`: neither
+            legend nor pointer know it.
+    """
+    xs, ys = (np.asarray(list(values), float) for values in (x, y))
+    kept = np.flatnonzero(np.isfinite(ys))
+    if len(kept) > _MOST_POINTS:  # the lowest and the highest of some at a time
+        parts = np.array_split(kept, _MOST_POINTS // 2)
+        kept = np.unique([part[[ys[part].argmin(), ys[part].argmax()]] for part in parts])
+    words = list(notes)
+    points = {
+        "x": xs[kept].tolist(),
+        "y": ys[kept].tolist(),
+        "notes": [words[i] for i in kept] if words else [],
+    }
+    usual = {"color": COLORS[0], "thin": False, "line": True, "named": True}
+    return {"label": label, **points, **usual, **style}
+
+
+def chart(title: str, curves: Iterable[dict[str, Any]], wide: bool = False, **more: Any) -> Markup:
+    """Curves in one panel, which page.js draws; nothing if none has points enough.
+
+    Args:
+        wide: over the whole width of the page.
+        more: `x_label`; `marks`, vertical lines as (x, word); `levels`, horizontal ones by name;
+            `log`, `logx`: logarithmic axes, where all values are positive; `percent`: values are
+            shares of 1; `span`, the least and the largest x.
+    """
+    usual = {"x_label": "", "marks": [], "levels": {}, "span": []}
+    usual |= {"log": False, "logx": False, "percent": False}
+    kept = [one for one in curves if len(one["x"]) > one["line"]]  # a point alone is no line
+    return part("chart", title, {"curves": kept, **usual, **more}, wide) if kept else Markup("")
 
 
 def charts_of(some: Iterable[Markup]) -> Markup:

@@ -1,8 +1,6 @@
 """`task=report runs=[A,...]`, and the reports that runs and sweeps leave in their folders.
 
-A run's `report.html` is made from the files of its folder. SECTIONS lists its parts in their order:
-each is a function of a `Run` that returns its Section, or None where the run has nothing for
-it. One that fails costs a warning, and says so in its place.
+A section that cannot be made costs a warning, and says so in its place.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.addons.reports import curves, page, sections, verdict
+from penstock.addons.reports import page, run_page, verdict
 from penstock.addons.reports.page import Section
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
@@ -20,17 +18,6 @@ from penstock.runs.run import Run
 from penstock.terminal import put, say
 
 NAME = "report.html"
-
-SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
-    curves.section,
-    sections.settings,
-    sections.time_spent,
-    sections.samples,
-    sections.spikes,
-    sections.data,
-    sections.starts,
-    sections.environment,
-)
 
 
 def run(config: Config) -> None:
@@ -56,7 +43,9 @@ def save(record: Run) -> Path:
 
 def make(record: Run) -> str:
     """The report of a run as HTML."""
-    parts = [part for part in (part_of(make, record) for make in SECTIONS) if part is not None]
+    parts = [
+        part for part in (part_of(make, record) for make in run_page.SECTIONS) if part is not None
+    ]
     foot = f"Made from the files in {record.path}; task=report makes it again."
     return page.render(verdict.title(record), "a run", verdict.lead(record), parts, foot)
 
@@ -66,8 +55,7 @@ def part_of(make: Callable[[Any], Section | None], record: Any) -> Section | Non
     try:
         return make(record)
     except Exception as error:
-        name = make.__module__.rpartition(".")[2] if make.__name__ == "section" else make.__name__
-        title, why = name.replace("_", " ").capitalize(), reason(error)
+        title, why = make.__name__.replace("_", " ").capitalize(), reason(error)
         say(f"WARNING: the report lacks a section ({title}): {why}")
         return Section(title, page.paragraph(f"This section could not be made: {why}."))
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from penstock import program
 from penstock.addons.reports.values import column, finite, moment
@@ -33,21 +32,19 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _LONGEST = 200  # characters of a reason
 
 
-@dataclass(frozen=True)
-class Row:
-    """A run's folder in a line; `problem` says why it is damaged, if it is."""
+class Row(NamedTuple):
+    """A run's folder in a line; `words` say how it was started, or why it is damaged."""
 
     path: Path
     state: str = "damaged"
     started: datetime | None = None
-    epochs: int = 0
-    steps: int = 0
+    epochs: int | str = ""
+    steps: int | str = ""
     metric: str = ""
     best: float | None = None
     is_max: bool = False
-    overrides: str = ""
     command: str = ""
-    problem: str = ""
+    words: str = ""
 
     @classmethod
     def read(cls, path: Path) -> Row:
@@ -56,28 +53,25 @@ class Row:
             run = Run(path)
             metric, best, *_ = monitored(run)
             started, is_max = moment(run.manifest, "started"), run.manifest.get("mode") == "max"
-            if (
-                best is None
-                and run.state != "done"
-                and len(seen := finite(run.metrics, f"val/{metric}"))
-            ):  # not ended
-                values = column(run.metrics, f"val/{metric}")[seen]
+            values = column(run.metrics, f"val/{metric}")[finite(run.metrics, f"val/{metric}")]
+            if best is None and run.state != "done" and len(values):  # not ended
                 best = float(values.max() if is_max else values.min())
-            words = [w for w in run.manifest.get("overrides", []) if not w.startswith("run_dir=")]
+            typed = [w for w in run.manifest.get("overrides", []) if not w.startswith("run_dir=")]
+            command, steps = str(run.manifest.get("command", "")), column(run.metrics, "step")
             return cls(
                 path,
                 run.state,
                 started and started.astimezone(),
                 len(run.metrics),
-                int(run.metrics["step"].iloc[-1]) if len(run.metrics) else 0,
+                int(steps[-1]) if len(steps) else 0,
                 metric,
                 best,
                 is_max,
-                program.joined(words),
-                str(run.manifest.get("command", "")),
+                command,
+                program.joined(typed) or command[:_LONGEST],
             )
         except (PenstockError, OSError, ValueError, TypeError, KeyError) as error:
-            return cls(path, problem=str(error).strip()[:_LONGEST])
+            return cls(path, words=str(error).strip()[:_LONGEST])
 
 
 def run(config: Config) -> None:
@@ -120,7 +114,8 @@ def put_runs(
         if first is None or (row.started is not None and row.started >= first)
         if command is None or command in row.command
     ]
-    shown = _sorted(chosen, sort)[:limit]
+    chosen.sort(key=lambda row: row.started.timestamp() if row.started else 0.0, reverse=True)
+    shown = (sorted(chosen, key=_place) if sort == "best" else chosen)[:limit]
     if shown:
         rows = [("state", "started", "epochs", "steps", "best", "folder", "command")]
         put_rows([*rows, *map(_cells, shown)])
@@ -142,24 +137,14 @@ def _since(text: str | None) -> datetime | None:
         raise ConfigError(Problem("find.since", reason)) from None
 
 
-def _sorted(all_rows: Sequence[Row], by: str) -> list[Row]:
-    """The newest first; or by metric, the best first and those without a value last."""
-    newest = sorted(all_rows, key=lambda row: row.started.timestamp() if row.started else 0.0)[::-1]
-    if by == "started":
-        return newest
-    return sorted(
-        newest,
-        key=lambda row: (
-            row.best is None,
-            row.metric,
-            -row.best if row.is_max and row.best is not None else row.best or 0.0,
-        ),
-    )
+def _place(row: Row) -> tuple[bool, str, float]:
+    """A key that sorts by metric, the best first and those without a value last."""
+    value = row.best or 0.0
+    return row.best is None, row.metric, -value if row.is_max else value
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     started = "" if row.started is None else f"{row.started:%Y-%m-%d %H:%M}"
     best = "" if row.best is None else f"{row.metric} {row.best:.4g}"
-    steps = ("", "") if row.problem else (str(row.epochs), str(row.steps))
-    words = row.problem or row.overrides or row.command[:_LONGEST]
-    return tuple(map(one_line, (row.state, started, *steps, best, str(row.path), words)))
+    cells = row.state, started, str(row.epochs), str(row.steps), best, str(row.path), row.words
+    return tuple(map(one_line, cells))

@@ -8,7 +8,7 @@ which are a fraction of the size, tiny images and lines PNGs. Cost: 1 to 3 ms a 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from penstock.training.adapter import Rendered
 
 Array = npt.NDArray[np.float32]
 
-SIDE = 160  # pixels of a tile's longer side
+SIDE = 128  # pixels of a tile's longer side
 _MARKED = 320  # the same with boxes or masks
 _STRIP = 640  # the same of a clip's frames
 _TINY = 48  # pixels of the longer side, up to which an image is kept as it is
@@ -66,7 +66,8 @@ def tile(
     at = np.array(scale, np.float32) * factor
     masks = [mask for mask in (view.mask, view.predicted_mask) if mask is not None]
     if masks:
-        drawn = _side_by_side([_masked(drawn, mask) for mask in masks])
+        colored = [np.asarray(_masked(drawn, mask)) for mask in masks]
+        drawn = Image.fromarray(np.concatenate(colored, axis=1))
     if not plain:
         drawn = _marked(drawn, view, at)
     return _encoded(drawn, "JPEG")
@@ -125,36 +126,16 @@ def _masked(image: Image.Image, mask: Tensor) -> Image.Image:
     return Image.fromarray(mixed.round().astype(np.uint8))
 
 
-def _side_by_side(images: Sequence[Image.Image]) -> Image.Image:
-    whole = Image.new("RGB", (sum(image.width for image in images), images[0].height))
-    for number, image in enumerate(images):
-        whole.paste(image, (number * images[0].width, 0))
-    return whole
-
-
-def signal(values: Array, wave: Array | None = None) -> bytes:
-    """A signal [T, F] over time: lines for up to 4 channels, else a heat map; `wave` [T] above."""
+def signal(values: Array) -> bytes:
+    """A signal [T, F] over time: lines for up to 4 channels, else a heat map."""
     values = np.nan_to_num(values)
-    if values.shape[1] > len(_COLORS):
-        above = 0 if wave is None else _HEIGHT // 2
-        heat = Image.fromarray(_heat(values)).resize((SIDE, _HEIGHT), Image.Resampling.BILINEAR)
-        whole = Image.new("RGB", (SIDE, above + _HEIGHT), _HEAT[0])
-        if wave is not None:
-            drawn = _lines([(_envelope(wave), _COLORS[0])], above)
-            whole.paste(drawn, (0, 0), drawn)
-        whole.paste(heat, (0, above))
-        return _encoded(whole, "JPEG")
-    channels = [(channel, color) for channel, color in zip(values.T, _COLORS, strict=False)]
-    return _encoded(_lines(channels, _HEIGHT), "PNG")
-
-
-def _envelope(wave: Array) -> Array:
-    """The least and the largest value of each column of pixels, in turns."""
-    if not wave.size:
-        return wave
-    starts = np.linspace(0, len(wave), SIDE, endpoint=False).astype(int)
-    pairs = np.minimum.reduceat(wave, starts), np.maximum.reduceat(wave, starts)
-    return np.stack(pairs, 1).ravel()
+    if values.shape[1] <= len(_COLORS):
+        return _encoded(_lines([*zip(values.T, _COLORS, strict=False)], _HEIGHT), "PNG")
+    least, most = np.percentile(values, [1, 99])
+    shares = ((values - least) / ((most - least) or 1.0)).clip(0, 1).T[::-1]  # lowest at the bottom
+    channels = [np.interp(shares, (0, 0.5, 1), channel) for channel in zip(*_HEAT, strict=True)]
+    heat = Image.fromarray(np.stack(channels, -1).round().astype(np.uint8))
+    return _encoded(heat.resize((SIDE, _HEIGHT), Image.Resampling.BILINEAR), "JPEG")
 
 
 def forecast(view: Rendered) -> bytes:
@@ -194,41 +175,25 @@ def _lines(
     return large.resize((SIDE, height), Image.Resampling.BOX)
 
 
-def _heat(values: Array) -> npt.NDArray[np.uint8]:
-    """[T, F] as colours [F, T, 3], the lowest band at the bottom."""
-    least, most = np.percentile(values, [1, 99])
-    shares = ((values - least) / ((most - least) or 1.0)).clip(0, 1)
-    colors = [np.interp(shares, (0, 0.5, 1), channel) for channel in zip(*_HEAT, strict=True)]
-    return np.ascontiguousarray(
-        np.stack(colors, -1).round().astype(np.uint8).transpose(1, 0, 2)[::-1]
-    )
-
-
-def sheet(tiles: Iterable[tuple[bytes, Sequence[str], bool]], path: Path) -> Path:
-    """Write a PNG of tiles side by side; each has lines below it, red ones if they are wrong."""
-    shown = [
-        (Image.open(io.BytesIO(data)).convert("RGBA"), lines, wrong) for data, lines, wrong in tiles
-    ]
-    width = max(SIDE, *(image.width for image, *_ in shown))
-    height = max(image.height for image, *_ in shown)
-    text = 16 * max(len(lines) for _, lines, _ in shown)
+def sheet(tiles: Sequence[tuple[bytes, Sequence[str], bool]], path: Path) -> Path:
+    """Write a grid of tiles; each has lines below it, red ones if they are wrong."""
+    shown = [Image.open(io.BytesIO(data)).convert("RGBA") for data, *_ in tiles]
+    width, height = max(SIDE, *(one.width for one in shown)), max(one.height for one in shown)
+    below = height + 16 * max(len(lines) for _, lines, _ in tiles) + 12
     columns = min(len(shown), max(1, 1010 // width))
-    rows = -(-len(shown) // columns)
-    whole = Image.new("RGB", (columns * (width + 8) + 8, rows * (height + text + 12) + 8), "white")
+    size = columns * (width + 8) + 8, -(-len(shown) // columns) * below + 8
+    whole = Image.new("RGB", size, "white")
     pen, font = ImageDraw.Draw(whole), _font(13)
-    for number, (image, lines, wrong) in enumerate(shown):
-        left = 8 + number % columns * (width + 8)
-        top = 8 + number // columns * (height + text + 12)
+    for number, (image, (_, lines, wrong)) in enumerate(zip(shown, tiles, strict=True)):
+        left, top = 8 + number % columns * (width + 8), 8 + number // columns * below
         whole.paste(image, (left, top), image)
         for line, words in enumerate(lines):
             while words and pen.textlength(words, font) > width:
                 words = f"{words.rstrip('…')[:-1]}…" if len(words) > 1 else ""
-            pen.text(
-                (left, top + height + 2 + 16 * line), words, "#b3261e" if wrong else "#30343b", font
-            )
-    made = io.BytesIO()
-    whole.save(made, "PNG", optimize=True)
-    write_atomically(path, made.getvalue())
+            spot, color = (left, top + height + 2 + 16 * line), "#b3261e" if wrong else "#30343b"
+            pen.text(spot, words, color, font)
+    kind = "PNG" if path.suffix == ".png" else "JPEG"
+    write_atomically(path, _encoded(whole, kind))
     return path
 
 
@@ -238,5 +203,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 def _encoded(image: Image.Image, kind: str) -> bytes:
     made = io.BytesIO()
-    image.save(made, kind, **({"quality": 82} if kind == "JPEG" else {"optimize": True}))
+    image.save(
+        made, kind, **({"quality": 60, "subsampling": 0} if kind == "JPEG" else {"optimize": True})
+    )
     return made.getvalue()

@@ -12,7 +12,6 @@ import pandas as pd
 
 from penstock import program
 from penstock.config.hydra import of_run
-from penstock.order.address import Skipped
 from penstock.runs.run import Run
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -104,51 +103,10 @@ def furthest(run: Run) -> dict[str, Any] | None:
     return max(last, key=lambda record: record["step"], default=None)
 
 
-def thinned(values: np.ndarray, most: int) -> np.ndarray:
-    """Places of `most` values at most: all, or the lowest and the highest of some at a time."""
-    places = np.arange(len(values))
-    if len(values) <= most:
-        return places
-    parts = np.array_split(places, most // 2)
-    return np.unique([part[[values[part].argmin(), values[part].argmax()]] for part in parts])
-
-
 def stages(run: Run) -> dict[str, float]:
     """Milliseconds that a sample takes in each stage, the mean over epochs."""
     names = [name for name in run.metrics.columns if name.startswith("ms/")]
     return {name[3:]: mean for name in names if (mean := weighted(run, name)) is not None}
-
-
-class Steps:
-    """Addresses of a run as numbers of optimizer steps, the axis of its curves."""
-
-    def __init__(self, run: Run) -> None:
-        self.accumulate = int(number(run.config.get("trainer"), "accumulate") or 1)
-        self._skipped = Skipped()
-        for session in run.sessions:
-            self._skipped |= Skipped.of(session.get("skipped"))
-        pairs = zip(column(run.metrics, "epoch"), column(run.metrics, "step"), strict=True)
-        self._ends = {int(epoch): int(step) for epoch, step in pairs}
-
-    def _before(self, epoch: int) -> int | None:
-        """Optimizer steps before an epoch; None if they are not known."""
-        return self._ends.get(epoch - 1, 0 if epoch == 0 else None)
-
-    def at(self, epoch: int, step: int) -> float | None:
-        """Optimizer steps when that batch was through; None if its epoch's start is unknown."""
-        before = self._before(epoch)
-        done = step + 1 - self._skipped.count(epoch, 0, step + 1)
-        return None if before is None else before + done / self.accumulate
-
-    def note(self, records: pd.DataFrame, row: int) -> str:
-        """The address that a row of metrics or logs was measured after, and its optimizer steps."""
-        epoch, steps = int(records["epoch"].iloc[row]), int(records["step"].iloc[row])
-        taken, before = counted(steps, "optimizer step"), self._before(epoch)
-        if "seconds" in records:  # of whole epochs
-            return f"epoch {epoch}, whole · {taken}"
-        if before is None or self.accumulate > 1 or steps <= before or self._skipped:
-            return f"epoch {epoch} · {taken}"
-        return f"epoch {epoch}, step {steps - before - 1} · {taken}"
 
 
 def command(run: Run, *words: str, again: bool = False) -> str:

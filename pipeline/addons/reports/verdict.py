@@ -156,39 +156,18 @@ def _smaller(run: Run) -> str:
 
 def _bound(run: Run) -> str:
     """What bounds the speed, by the rule of `task=profile`."""
-    waited, speed = weighted(run, "wait_share"), weighted(run, "samples_per_second")
+    waited, spent = weighted(run, "wait_share"), stages(run)
+    loader: Any = run.config.get("loader") or {}
     if waited is None:
         return ""
     waiting = f"{waited:.0%} of the time went into waiting for data"
-    spent, workers = stages(run), _workers(run)
     if waited < WAITS:
         return f"Training is the bottleneck: {waiting}."
-    if workers is None or not speed:
-        return f"{waiting}; task=profile finds what bounds it."
-    if not workers:  # the training loop makes the batches itself
+    if loader.get("num_workers") == 0 or loader.get("backend") == "main":
         return f"{waiting}: training makes its own batches. Use workers: loader=fast."
-    ranks = number(run.sessions[-1], "world") if run.sessions else None
-    work, sample = sum(spent.values()), 1000 * (ranks or 1) / speed  # ms of this rank
-    busy = work / sample / workers
-    side = slower_side(waited, work, (1 - waited) * sample, workers, busy)
-    if side == "loading":
-        most = max(spent, key=lambda stage: spent[stage], default="")
-        mostly = f", most of it for {most}" if most else ""
-        took = f"A sample takes {numeral(work, 3)} ms{mostly}"
-        return f"Loading is the bottleneck: {waiting}. {took}."
-    return (
-        f"{waiting}, though workers were busy for {busy:.0%} of it: batches came late at the "
-        "starts of epochs, or unevenly; task=profile finds why."
-    )
-
-
-def _workers(run: Run) -> int | None:
-    """How many make batches; None where that was found while it ran."""
-    loader: Any = run.config.get("loader")
-    workers = loader.get("num_workers") if isinstance(loader, dict) else None
-    if isinstance(loader, dict) and loader.get("backend") == "main":
-        return 0
-    return workers if isinstance(workers, int) and not isinstance(workers, bool) else None
+    most = max(spent, key=lambda stage: spent[stage], default="")
+    took = f" A sample takes {numeral(sum(spent.values()), 3)} ms, most of it for {most}."
+    return f"Loading is the bottleneck: {waiting}.{took if most else ''}"
 
 
 def figures(run: Run) -> list[tuple[str, object, object]]:
@@ -261,24 +240,3 @@ def _improves(run: Run) -> bool:
     values = column(run.metrics, name)[finite(run.metrics, name)][-3:]
     steps = np.diff(values) if run.manifest.get("mode") == "max" else -np.diff(values)
     return len(steps) > 0 and bool((steps > 0).all())
-
-
-def slower_side(waited: float, work: float, step: float, workers: int, busy: float) -> str:
-    """Which bounds a run, "training" or "loading": what, made faster, makes the run faster.
-
-    "neither" is where batches come late though the workers have time to spare: at the starts of
-    epochs, in bursts, or because they are long under way.
-
-    Args:
-        waited: share of the time in which the training loop waited for data.
-        work: time that a batch takes to make, in the unit of `step`.
-        step: time that training on it takes.
-        workers: that make batches; 0: the training loop does, between its steps.
-        busy: share of the time in which a worker had work.
-    """
-    if not workers:
-        return "training" if waited < 0.5 else "loading"
-    stalls = waited < 2.5 * WAITS and work / workers < 0.5 * step and busy < 0.5
-    if waited < WAITS or stalls:  # little waiting that does not come from the work on batches
-        return "training"
-    return "neither" if work / workers < step and busy < 0.6 else "loading"

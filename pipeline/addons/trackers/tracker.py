@@ -24,7 +24,7 @@ from penstock.training.loop import Observer, Record
 if TYPE_CHECKING:
     from penstock.tasks.fit import Fit
 
-FILES = ("config.yaml", "manifest.json", "report.html", "predictions.png")
+FILES = ("config.yaml", "manifest.json", "report.html", "predictions.jpg")
 END_SECONDS = {"done": 30.0, "failed": 30.0}  # for what is left to be sent
 STOPPED_SECONDS = 10.0  # the same for a run that was asked to stop
 

@@ -1,0 +1,364 @@
+"""The sections of a run's report, each made of the files of its folder.
+
+SECTIONS lists them in their order: each is a function of a `Run` that returns its Section, or
+None where the run has nothing for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import yaml
+from markupsafe import Markup
+
+from penstock.addons.reports import page
+from penstock.addons.reports.page import COLORS, MUTED, Section, chart, curve
+from penstock.addons.reports.values import (
+    clock,
+    column,
+    counted,
+    duration,
+    furthest,
+    moment,
+    number,
+    numeral,
+    overrides,
+    replay,
+    seconds_of,
+    stages,
+)
+from penstock.addons.reports.verdict import baseline_of
+from penstock.runs.run import Run
+
+FACTS = "report/facts.json"  # which samples.py writes
+MADE = "made by the model"  # the group of images that are no row's
+Sample = dict[str, Any]  # row, path, truth, predicted, wrong, words, uri, group, loss
+
+_MOST_CURVES = 8  # of the classes of a metric
+_MOST_STEPS = 10_000  # of a curve, before it is thinned
+_MOST_ROWS = 200  # of a table
+_NAMED = 20  # samples that were left out
+_SHAPES = {"clips": "strips", "signals": "wide-ones", "views": "wide-ones"}
+
+
+def curves(run: Run) -> Section | None:
+    """Charts of the loss, of each metric and of the learning rate, and their numbers."""
+    last = furthest(run)
+    if last is None:
+        return None
+    charts, marks, sentences = [], [], []
+    if len(run.metrics) > 1 and (at := number(run.manifest.get("best"), "step")) is not None:
+        marks.append((at, "best"))
+    ends = dict(zip(column(run.metrics, "epoch"), column(run.metrics, "step"), strict=True))
+    accumulate = number(run.config.get("trainer"), "accumulate") or 1
+    for epoch, step in (start["at"] for start in run.sessions[1:] if start.get("at")):
+        sentences.append(f"resumed at epoch {epoch}, step {step}")
+        marks.append((ends.get(epoch - 1, 0) + step / accumulate, "resumed"))
+    axis = {"x_label": "optimizer steps", "span": (0, last["step"]), "marks": marks}
+    names = [name for name in run.metrics.columns if name.startswith("val/") and name != "val/loss"]
+    panels: dict[str, dict[str, str]] = {}  # val/recall/cat is a line of the chart of recall
+    for name in names:
+        title, _, label = name.removeprefix("val/").partition("/")
+        panels.setdefault(title, {})[label or "validation"] = name
+    levels = {baseline_of(run): run.manifest.get("baseline")}
+    levels |= run.manifest.get("comparisons") or {}
+
+    def levels_of(title: str) -> dict[str, float]:
+        found = {name: number(values, title) for name, values in levels.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def line(name: str, label: str, rows: Any = run.metrics, **style: Any) -> dict[str, Any]:
+        x, at = column(rows, "step"), column(rows, "epoch")
+        notes = (f"epoch {e:.0f} · {counted(int(s), 'step')}" for e, s in zip(at, x, strict=True))
+        return curve(label, x, column(rows, name), notes, **style)
+
+    own = [line("train/loss", "training", color=COLORS[1]), line("val/loss", "validation")]
+    values = [value for one in own for value in one["y"]]
+    wide = bool(values) and min(values) > 0 and max(values) > 20 * min(values)
+    fine = line("train/loss", "between two logs", run.logs, color=MUTED, thin=True)
+    if run.ledger is not None:
+        epochs, steps = run.ledger["epoch"].tolist(), run.ledger["step"].tolist()
+        x = [ends.get(e - 1, 0) + (s + 1) / accumulate for e, s in zip(epochs, steps, strict=True)]
+        notes = (f"epoch {e}, step {s}" for e, s in zip(epochs, steps, strict=True))
+        fine = curve("each step", x, run.ledger["loss"], notes, color=MUTED, thin=True)
+    charts.append(chart("Loss", [fine, *own], True, log=wide, levels=levels_of("loss"), **axis))
+    for title, labels in panels.items():
+        shown = list(labels.items())[:_MOST_CURVES]
+        more = f" ({len(shown)} of {len(labels)} classes)" if len(labels) > len(shown) else ""
+        lines = [line(name, label, color=COLORS[i]) for i, (label, name) in enumerate(shown)]
+        charts.append(chart(title + more, lines, levels=levels_of(title), **axis))
+    rates = run.metrics if run.logs.empty else run.logs
+    charts.append(
+        chart("Learning rate", [line("lr", "learning rate", rates, color=COLORS[2])], **axis)
+    )
+    columns = ["epoch", "step", "train/loss", "val/loss", *names, "lr", "seconds"]
+    columns = [name for name in columns if name in run.metrics]
+    rows = [
+        [value if name in ("epoch", "step") else numeral(value) for name, value in row.items()]
+        for row in run.metrics[columns].tail(_MOST_ROWS).to_dict("records")
+    ]
+    table = page.table("Measurements of whole epochs", columns, rows, range(len(columns)))
+    return Section(
+        "Curves",
+        page.together(
+            table if len(rows) == 1 else None,
+            page.charts_of(charts),
+            page.listed(sentences) if sentences else None,
+            page.folded("The numbers, epoch by epoch", table) if len(rows) > 1 else None,
+        ),
+    )
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """What the run in `folder` has kept of its data; None if it kept nothing."""
+    path = folder / FACTS
+    return json.loads(path.read_bytes()) if path.exists() else None
+
+
+def lines_of(sample: Sample) -> list[str]:
+    """A sample's caption: what was predicted, the truth if it differs, the loss, and its row."""
+    truth, guess, wrong = sample.get("truth"), sample.get("predicted"), sample.get("wrong")
+    lines = [guess or truth] if guess or truth else []
+    if guess and truth and guess != truth and wrong is not False:
+        lines.append(f"{'not' if wrong else 'true'} {truth}")
+    if sample.get("loss") is not None:
+        lines.append(f"loss {sample['loss']:.3g}")
+    if sample.get("group") != MADE:
+        lines.append(f"row {sample['row']}" + (f", {sample['words']}" if sample["words"] else ""))
+    return lines
+
+
+def settings(run: Run) -> Section:
+    """The command, the git state, the machine, the keys that were typed, and the configuration."""
+    whole = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True, width=88)
+    manifest, git = run.manifest, run.manifest.get("git") or {}
+    dirty = ", and files differed from it" if git.get("dirty") else ""
+    facts = {
+        "started": clock(manifest, "started"),
+        "started by": manifest.get("command"),
+        "folder": run.path,
+        "git": f"{git.get('commit')}{dirty}" if git else "not a checkout, or without git",
+        "seed": run.config.get("seed"),
+    }
+    keys = ("device", "gpus", "cpus", "threads", "platform", "python", "penstock")
+    machine = {key: manifest.get(key) for key in keys} | manifest.get("packages", {})
+    texts = {key: ", ".join(of) if isinstance(of, list) else of for key, of in machine.items()}
+    pairs = [(key, value) for key, _, value in (word.partition("=") for word in overrides(run))]
+    return Section(
+        "Settings",
+        page.together(
+            page.facts(facts),
+            page.table("What was typed", ("key", "value"), pairs) if pairs else None,
+            page.folded("The whole configuration", page.code(whole, "config.yaml")),
+            page.folded("Machine and versions", page.facts(texts, short=True)),
+        ),
+    )
+
+
+def time_spent(run: Run) -> Section | None:
+    """Share of waiting and speed over the epochs (or the logs of one), and the work by stage."""
+    x = "epoch" if len(run.metrics) > 1 else "step"
+    records, spent = run.metrics if x == "epoch" else run.logs, stages(run)
+    waiting, speed = (
+        curve(name, column(records, x), column(records, name), (), color=color)
+        for name, color in (("wait_share", COLORS[1]), ("samples_per_second", COLORS[0]))
+    )
+    charts = [
+        chart("Share of the time spent waiting for data", [waiting], x_label=x, percent=True),
+        chart("Samples per second", [speed], x_label=x),
+    ]
+    total = sum(spent.values())
+    rows = [(name, numeral(ms, 3), f"{ms / total:.0%}") for name, ms in spent.items() if total]
+    caption = "Work on a sample by stage, on average; workers do it ahead of the training"
+    table = page.table(caption, ("stage", "ms a sample", "share"), rows, (1, 2))
+    parts = [page.charts_of(charts) if len(waiting["x"]) > 1 else None, table if rows else None]
+    return Section("Where the time went", page.together(*parts)) if any(parts) else None
+
+
+def starts(run: Run) -> Section | None:
+    """A table of starts, and how many workers died."""
+    rows = []
+    for session in run.sessions[-_MOST_ROWS:]:
+        began, ended, at = moment(session, "started"), moment(session, "ended"), session.get("at")
+        is_last = session is run.sessions[-1]
+        rows.append(
+            (
+                clock(session, "started"),
+                session.get("status") or (run.state if is_last else "killed"),
+                duration((ended - began).total_seconds()) if began and ended else "–",
+                session.get("world", 1),
+                f"epoch {at[0]}, step {at[1]}" if at else "the beginning",
+                session.get("repeated", 0),
+                session.get("reason") or "–",
+            )
+        )
+    head = ("start", "ended as", "took", "ranks", "from", "steps repeated", "reason")
+    table = page.table("Every start of the run", head, rows, (2, 3, 5))
+    deaths = int(np.nansum(column(run.metrics, "worker_deaths")))
+    died = f"{counted(deaths, 'worker')} died and were replaced; no batch differs by that."
+    trained = f"{duration(seconds_of(run))} of training in finished epochs."
+    lines = [trained, died if deaths else "No worker died."]
+    return Section("Starts and stops", page.together(table, page.listed(lines))) if rows else None
+
+
+class Spike(NamedTuple):
+    """A step whose loss stands out; `times` the median of the steps around it."""
+
+    epoch: int
+    step: int
+    loss: float
+    times: float
+    samples: int
+
+
+_AROUND = 25  # steps on each side that a step is compared with
+_OUTLYING = 5.0  # deviations from which on a loss is a spike
+_MOST_SPIKES = 8
+
+
+def spikes_of(ledger: pd.DataFrame) -> list[Spike]:
+    """The steps whose loss is far above that of the steps around, the farthest first.
+
+    A loss is compared with the median around it, since losses fall; the deviation is the median
+    one of all steps, times 1.4826, as that of normal noise.
+    """
+    loss, width = ledger["loss"].to_numpy(float), 2 * _AROUND + 1
+    if len(loss) < width:
+        return []
+    windows = np.lib.stride_tricks.sliding_window_view(loss, width)[:: max(1, len(loss) // 50_000)]
+    usual = np.interp(
+        np.arange(len(loss)),
+        np.linspace(_AROUND, len(loss) - 1 - _AROUND, len(windows)),
+        np.median(windows, axis=1),
+    )
+    above = loss - usual
+    inner = above[_AROUND:-_AROUND]  # at the ends, a falling loss is above or below the median
+    deviation = 1.4826 * float(np.median(np.abs(inner - np.median(inner))))
+    above[:_AROUND] = 0
+    far = np.flatnonzero(np.isfinite(above) & (above > _OUTLYING * max(deviation, 1e-12)))
+    far = far[np.argsort(-above[far], kind="stable")][:_MOST_SPIKES]
+    epoch, step, samples = (ledger[name].to_numpy() for name in ("epoch", "step", "samples"))
+    columns = (epoch, step, loss, loss / usual, samples)
+    return [Spike(*(column[i].item() for column in columns)) for i in far]
+
+
+def spikes(run: Run) -> Section | None:
+    """A table of spikes with the command that makes the first one's batch again."""
+    found = [] if run.ledger is None else spikes_of(run.ledger)
+    if not found:
+        return None
+    rows = [
+        (f"epoch {at}, step {step}", numeral(loss), f"{times:.2f}", samples)
+        for at, step, loss, times, samples in found
+    ]
+    caption = f"Steps whose loss is far above that of the {2 * _AROUND} steps around"
+    table = page.table(
+        caption, ("address", "loss", "times their median", "samples"), rows, (1, 2, 3)
+    )
+    what = "The first one's batch, made again with its rows:"
+    first = page.command(replay(run, found[0].epoch, found[0].step), what)
+    return Section("Spikes", page.together(table, first))
+
+
+def data(run: Run) -> Section:
+    """Rows, fingerprints, the order, and what was left out."""
+    splits = (read(run.path) or {}).get("splits", [])
+    rows = [(one["name"], one["dataset"], one["rows"], one["fingerprint"]) for one in splits]
+    head = ("split", "dataset", "rows", "fingerprint")
+    parts = [page.table("Splits", head, rows, [2]) if rows else None]
+    left_out, order = run.left_out, run.manifest.get("order")
+    if left_out:
+        lines = [(row.split, row.index, row.path, row.cause) for row in left_out[:_NAMED]]
+        more = f"; the first {_NAMED} of quarantine.csv" if len(left_out) > _NAMED else ""
+        caption = f"Left out, as they could not be read: {counted(len(left_out), 'sample')}{more}"
+        parts.append(page.table(caption, ("split", "row", "file", "cause"), lines, [1]))
+    else:
+        parts.append(page.paragraph("No sample was left out by this run."))
+    if order:
+        text = "Runs with the same order hash put the same row numbers into the same batches."
+        parts += [page.facts({"order of the samples": order}), page.paragraph(text)]
+    return Section("Data", page.together(*parts))
+
+
+def samples(run: Run) -> Section | None:
+    """The first batches, each with the line that makes it again, and predictions."""
+    facts = read(run.path)
+    if facts is None:
+        return None
+    kind = next((batch["kind"] for batch in facts["batches"]), "")
+    parts: list[Markup] = []
+    for batch in facts["batches"]:
+        epoch, step, count = batch["epoch"], batch["step"], len(batch["samples"])
+        parts += [
+            _heading("h3", f"Training batch: epoch {epoch}, step {step}"),
+            page.paragraph(f"After augmentation: {count} of its {batch['rows']} rows."),
+            _shown(batch["samples"], kind),
+            page.command(replay(run, epoch, step), "To make this batch again:"),
+        ]
+    groups: dict[str, list[Sample]] = {}
+    for sample in facts["predictions"]:
+        groups.setdefault(sample["group"], []).append(sample)
+    if groups and MADE not in groups:
+        parts += [_heading("h3", "Predictions of validation"), page.paragraph(_chosen(facts))]
+    for group, chosen in groups.items():
+        parts += [_heading("h4", group.capitalize()), _shown(chosen, kind)]
+    if examples := facts.get("examples"):
+        parts.append(page.table("What the model continues", examples[0], examples[1:]))
+    parts += map(page.paragraph, facts["notes"])
+    return Section("Samples", page.together(*parts)) if parts else None
+
+
+def _chosen(facts: dict[str, Any]) -> str:
+    """How predictions were chosen, and what the colours of tiles mean."""
+    drawn = any("uri" in one and not one["truth"] for one in facts["predictions"])
+    text = " Truth that is drawn is green, and predictions are orange; a true mask is left." * drawn
+    if not (losses := facts["losses"]):
+        return f"Evenly spaced samples, because this objective has no per-sample loss.{text}"
+    least, median, high, most = (numeral(value, 3) for value in losses["quantiles"])
+    ranks = f", the first of {losses['ranks']} ranks' share" if losses["ranks"] > 1 else ""
+    return (
+        f"Chosen by their loss in the validation of epoch {losses['epoch']}: of "
+        f"{losses['samples']:,} samples{ranks}, half have a loss below {median}, 95 % below "
+        f"{high}; the least is {least}, the largest {most}.{text}"
+    )
+
+
+def _shown(samples: list[Sample], kind: str) -> Markup:
+    """Samples as tiles, or as a table where they are words."""
+    if not any("uri" in sample for sample in samples):
+        keys = ("row", "words", "truth", "predicted", "loss")
+        rows = [[sample.get(key) for key in keys] for sample in samples]
+        head = ("row", "sample", "truth", "prediction", "loss")
+        return page.table("Samples", head, rows, (0, 4), without_empty=True)
+    tiles = [
+        {
+            "uri": sample.get("uri"),
+            "lines": lines_of(sample),
+            "path": sample.get("path", ""),
+            "name": PurePath(sample.get("path", "")).name,
+            "wrong": bool(sample.get("wrong")),
+            "alt": ", ".join(lines_of(sample)),
+        }
+        for sample in samples
+    ]
+    return page.part("tiles", tiles, _SHAPES.get(kind, "square"))
+
+
+def _heading(level: str, text: str) -> Markup:
+    return Markup("<{0}>{1}</{0}>").format(Markup(level), page.shown(text))
+
+
+SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
+    curves,
+    settings,
+    time_spent,
+    samples,
+    spikes,
+    data,
+    starts,
+)
