@@ -115,7 +115,7 @@ class Group:
             for metric in metrics:
                 # By itself, as soon as it is computed, and back before its counts are looked at.
                 metric._to_sync = metric._should_unsync = False
-                state = metric.metric_state
+                state: Any = metric.metric_state
                 if all(isinstance(value, list) for value in state.values()):
                     # Whole lists: torchmetrics has a call for each item, of which every rank has
                     # its own number, and so ranks wait for each other.

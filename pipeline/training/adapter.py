@@ -208,10 +208,10 @@ class Objective:
         if not self.metrics or not batch.request.valid:
             return
         rows, target = unpadded(batch), getattr(self.own, "target", "target")
-        if self._has("measured"):
-            given = self.own.measured(outputs, rows)
-        else:
-            given = outputs, field(self.own, rows, target)
+        says = self._has("measured")
+        given = (
+            self.own.measured(outputs, rows) if says else (outputs, field(self.own, rows, target))
+        )
         for name, metric in self.metrics.items():
             arguments = given[name] if isinstance(given, Mapping) else given
             try:
@@ -219,15 +219,14 @@ class Objective:
             except (TypeError, ValueError, RuntimeError, IndexError) as error:
                 if isinstance(error, torch.OutOfMemoryError) or not is_known(metric):
                     raise  # of a person's own code, a traceback says more
-                key, outputs_of = (
-                    f"objective.metrics.{name}",
-                    getattr(metric, "num_outputs", None),
-                )
+                key, outputs_of = f"objective.metrics.{name}", getattr(metric, "num_outputs", None)
                 wanted = arguments[-1][0].numel() if outputs_of else None
                 way = f"; set {key}.num_outputs={wanted}" if outputs_of != wanted else ""
-                reason = f"does not take {' and '.join(map(in_shape, arguments))}: "
-                reason = f"{type(metric).__name__} {reason}{one_line(error)[:200]}{way}"
-                raise ConfigError(Problem(key, reason)) from error
+                given_as = " and ".join(map(in_shape, arguments))
+                reason = (
+                    f"{type(metric).__name__} does not take {given_as}: {one_line(error)[:200]}"
+                )
+                raise ConfigError(Problem(key, reason + way)) from error
 
     def compute(self, group: Group | None = None) -> dict[str, float]:
         """Every metric by name; one with a value a class as `name/<class>`. Waits for the device.
@@ -261,10 +260,9 @@ class Objective:
         names = getattr(self.own, "names", ())
         names = names if len(names) == len(numbers) else range(len(numbers))
         each = {f"{name}/{k}": v for k, v in zip(names, numbers.tolist(), strict=True)}
-        if not hasattr(metric, "num_outputs"):
-            return each
         # Of several outputs, their mean is what can be monitored.
-        return {name: float(numbers.mean()), **(each if len(each) <= MOST_NAMED else {})}
+        mean = {name: float(numbers.mean())} if hasattr(metric, "num_outputs") else {}
+        return mean if mean and len(each) > MOST_NAMED else mean | each
 
     def reset(self) -> None:
         for metric in self.metrics.values():

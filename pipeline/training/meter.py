@@ -93,12 +93,11 @@ class Meter:
             rows = None if batch.hashes is None else row_hashes(batch)
             numbers = loss, count, batch.request.valid, order
             own.append((*numbers, rows, batch.left_out, dict(zip(named, parts, strict=True))))
-        addresses, self._pending = [one[0].request.address for one in self._pending], []
-        steps = []
-        for address, of_ranks in zip(
-            addresses, zip(*self._group.gather(own), strict=True), strict=True
-        ):
-            losses, counts, samples, orders, hashes, left_out, named = zip(*of_ranks, strict=True)
+        batches, self._pending = [batch for batch, *_ in self._pending], []
+        by_batch, steps = zip(*self._group.gather(own), strict=True), list[Step]()
+        for batch, ranks in zip(batches, by_batch, strict=True):
+            losses, counts, samples, orders, hashes, left_out, parts_of = zip(*ranks, strict=True)
+            address = batch.request.address
             weight = sum(counts)
             digest = None if hashes[0] is None else hash_of_rows(chain.from_iterable(hashes))
             order, bad = sum(orders) % 2**64, tuple(chain.from_iterable(left_out))
@@ -109,7 +108,7 @@ class Meter:
             # One by one, so that rounding does not depend on when losses are read.
             counted = {"total": loss * weight, "losses": weight, "samples": sum(samples)}
             counted |= {"window_total": loss * weight, "window_samples": weight}
-            of_parts = ((f"{_PART}{name}", n) for each in named for name, n in each.items())
+            of_parts = ((f"{_PART}{name}", n) for each in parts_of for name, n in each.items())
             for name, number in chain(counted.items(), of_parts):
                 self._sums[name] = self._sums.get(name, 0) + number
         return steps

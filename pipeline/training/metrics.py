@@ -37,9 +37,12 @@ class NormalizedMeanError(Metric):
         if normalize not in ("auto", "eyes", "box"):
             raise ValueError(f"normalize is {normalize!r}, not one of auto, eyes, box")
         self.normalize = normalize
-        self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("faces", torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("skipped", torch.tensor(0), dist_reduce_fx="sum")
+        for name, kind in (
+            ("total", torch.float64),
+            ("faces", torch.int64),
+            ("skipped", torch.int64),
+        ):
+            self.add_state(name, torch.tensor(0, dtype=kind), dist_reduce_fx="sum")
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
         """Add faces: two float[B, L, 2] of the same unit, e.g. pixels."""
@@ -83,8 +86,8 @@ class BitsPerByte(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("nats", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("bytes", torch.tensor(0), dist_reduce_fx="sum")
+        for name, kind in (("nats", torch.float64), ("bytes", torch.int64)):
+            self.add_state(name, torch.tensor(0, dtype=kind), dist_reduce_fx="sum")
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
         """Add tokens: the loss of each in nats, float[n], and its bytes, int64[n]."""

@@ -26,7 +26,7 @@ import gc
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -178,7 +178,7 @@ class TrainStep:
         if options.compile:
             model.compile()
         self.objective = objective.to(self.device)
-        self._forward: nn.Module | None = None  # the loss, as DDP wraps it
+        self._forward: Any = None  # the loss, as DDP wraps it
         self.optimizer, self.scheduler = optimizer, scheduler
         # After a resume, and after a step that the scaler skipped, a schedule may move first.
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
@@ -417,9 +417,7 @@ class TrainStep:
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """The context in which a forward pass has that precision."""
-    if precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, _AUTOCAST[precision])
+    return torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision != "fp32")
 
 
 def weights_of(optimizer: Optimizer) -> list[Tensor]:

@@ -217,9 +217,10 @@ class LanguageModeling(Supervised):
         """float32[n], in nats, of the n tokens that follow one of their document."""
         return token_losses(outputs, next_tokens(batch, self.target))
 
-    def measured(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+    def measured(self, outputs: Tensor, batch: Batch) -> Mapping[str, tuple[Tensor, ...]]:
         following, sizes = next_tokens(batch, self.target), field(self, batch, self.bytes)
-        return token_losses(outputs, following), sizes.roll(-1, -1)[following != IGNORED]
+        given = token_losses(outputs, following), sizes.roll(-1, -1)[following != IGNORED]
+        return dict.fromkeys(self.metrics, given)
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
         return [Rendered()] * len(batch.positions)
