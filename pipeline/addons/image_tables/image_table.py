@@ -4,24 +4,26 @@
                         cats/0001.jpg,cat,3.5,a cat on a mat,p17
     root/cats/0001.jpg  (the path is relative to root, or to `images`)
 
-The table is CSV, TSV, Parquet or Arrow. Which column is what says the configuration; the others
-stand in `metadata`, for filters and samplers. Cost: the table in memory, about 60 bytes a cell;
-one listing of each folder that it names, no image opened; and one image read a sample.
+The table is any that `tables/read.py` reads. Which column is what says the configuration; the
+others stand in `metadata`, for filters and samplers. Cost: the table in memory, about 60 bytes a
+cell; one listing of each folder that it names, no image opened; and one image read a sample.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.addons.image_tables.cells import Cell, Cells, read_cells
+from penstock.addons.tables.read import Csv, TableFile
 from penstock.datasets.arrays import check_classes
-from penstock.datasets.files import Files, FolderFile, open_root
+from penstock.datasets.files import Files, open_root
 from penstock.datasets.reading.base import (
     FolderDataset,
     Part,
@@ -44,9 +46,82 @@ from penstock.order.keys import IntArray
 if TYPE_CHECKING:
     import pandas as pd
 
+Cell = str | list[str]  # a list where a column of Parquet has lists
 _FLAGS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "0.0": 0.0, "1.0": 1.0}
 _MOST = float(np.finfo(np.float32).max)
 _SPLITS = {"validation": "val", "valid": "val"}
+
+
+class _Cells:
+    """A table as texts, "" where a value is missing."""
+
+    def __init__(self, path: str, name: str, text: Csv) -> None:
+        self.name, opened = name, TableFile(path, name, text)
+        table = opened.table(opened.schema.names)
+        self.columns = {of: [*map(_text, table[of].to_pylist())] for of in table.column_names}
+
+    def column(self, name: str, key: str) -> list[Cell]:
+        """The cells of a column; ConfigError for `key` if there is none of that name."""
+        if name not in self.columns:
+            names = [*self.columns]
+            near = get_close_matches(name, names, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            if len(names) == 1 and any(sign in names[0] for sign in ";\t"):
+                hint = "; its columns are divided by another sign: set dataset.delimiter"
+            reason = f"{self.name!r} has no column {name!r}{hint}; it has {', '.join(names[:12])}"
+            raise ConfigError(Problem(key, reason))
+        return self.columns[name]
+
+    def texts(self, name: str, key: str, needed: bool = False) -> list[str]:
+        """The same of a column without lists; DataError for an empty cell that is `needed`."""
+        cells = self.column(name, key)
+        for row, cell in enumerate(cells):
+            if not isinstance(cell, str):
+                raise self.error(row, name, "is a list, and one value is needed")
+            if needed and not cell:
+                raise self.error(row, name, "is empty. Fill it in or remove the row")
+        return cells  # type: ignore[return-value]
+
+    def error(self, row: int, column: str, wrong: str) -> DataError:
+        """The error of a cell, which `wrong` completes: "is empty. Fill it in"."""
+        shown = repr(self.columns[column][row])
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        return DataError(f"{self.name!r}, row {row}, column {column!r}: {shown} {wrong}.")
+
+    def coded(
+        self, column: str, rows: Sequence[Sequence[str]], classes: Sequence[str], limits: Limits
+    ) -> list[str]:
+        """The classes: those that are given, or else all names that the rows have."""
+        first = {name: row for row, names in reversed([*enumerate(rows)]) for name in names}
+        for name, row in first.items():
+            if not name:
+                raise self.error(row, column, "is empty: it needs a class")
+            if classes and name not in classes:
+                wrong = f"has the class {name!r}, and dataset.classes has {', '.join(classes[:8])}"
+                raise self.error(row, column, wrong)
+        check_classes(max(len(first), len(classes)), f"{self.name!r}, column {column!r}", limits)
+        return [*classes] or sorted(first)
+
+    def numbers(self, columns: Sequence[str], key: str, flags: bool) -> npt.NDArray[np.float32]:
+        """Columns as numbers, or as 0 and 1: float32[N, K]."""
+        made = []
+        for column in columns:
+            made.append(np.empty(len(self.column(column, key)), np.float32))
+            for row, cell in enumerate(self.texts(column, key)):
+                try:
+                    value = _FLAGS[cell.lower()] if flags else float(cell)
+                except KeyError:
+                    wrong = "is neither 0 nor 1. Correct it, or take the column out of"
+                    raise self.error(row, column, f"{wrong} dataset.labels") from None
+                except ValueError:
+                    wrong = "is not a number. Correct it" if cell else "is empty. Fill it in"
+                    comma = "; write 1.5, not 1,5" if cell.count(",") == 1 else ""
+                    wrong += f", remove the row, or take the column out of dataset.numbers{comma}"
+                    raise self.error(row, column, wrong) from None
+                if not abs(value) <= _MOST:
+                    raise self.error(row, column, "is not finite. Correct it or remove the row")
+                made[-1][row] = value
+        return np.stack(made, 1)
 
 
 class ImageTable(FolderDataset):
@@ -127,15 +202,41 @@ class ImageTable(FolderDataset):
         self.reader = check_reader(reader, orientation)
         check_split(split, val_fraction, test_fraction)
         self.lazy, self.limits = lazy, limits
-        self._columns = _Roles(label, labels, numbers, caption)
-        folder = open_root(root, f"the table {table!r}", files)
-        cells = read_cells(FolderFile(folder, table), delimiter, encoding)
+        _check_roles(label, labels, numbers, separator)
+        folder, text = (
+            open_root(root, f"the table {table!r}", files),
+            Csv(delimiter, True, encoding=encoding),
+        )
+        cells = folder.read(table, lambda path, shown: _Cells(path, shown, text))
         self.folder = folder.below(images)
         names = self._paths_of(cells, path, repeated)
-        facts = _Facts(cells, self._columns, separator, classes, limits)
-        self.classes = facts.classes
+        self.classes = [] if classes is None else [str(name) for name in classes]
+        codes = flags = values = strata = None
+        if label is not None:
+            texts = cells.texts(label, "dataset.label")
+            self.classes = cells.coded(label, [[name] for name in texts], self.classes, limits)
+            numbered = {name: code for code, name in enumerate(self.classes)}
+            codes = strata = np.array([numbered[name] for name in texts], np.int64)
+        if isinstance(labels, str):
+            rows_of = [_parts(cell, separator) for cell in cells.column(labels, "dataset.labels")]
+            self.classes = cells.coded(labels, rows_of, self.classes, limits)
+            if not self.classes:
+                raise DataError(f"{cells.name!r}, column {labels!r}: no row has a label.")
+            flags = np.array(
+                [[name in own for name in self.classes] for own in rows_of], np.float32
+            )
+        elif labels is not None:
+            self.classes = [*labels]
+            check_classes(len(labels), "dataset.labels", limits)
+            flags = cells.numbers(labels, "dataset.labels", True)
+        if flags is not None:
+            strata = _rarest(flags)
+        if numbers:
+            values = cells.numbers(numbers, "dataset.numbers", False)
+        captions = None
+        if caption is not None:
+            captions = cells.texts(caption, "dataset.caption", needed=True)
         by_name = np.argsort(np.array([os.fsencode(name) for name in names]), kind="stable")
-        groups = None if group is None else cells.texts(group, "dataset.group")
         if split_column is not None:
             column = cells.texts(split_column, "dataset.split_column")
             said = [_SPLITS.get(cell.lower(), cell.lower()) for cell in column]
@@ -146,19 +247,17 @@ class ImageTable(FolderDataset):
             chosen = np.flatnonzero(np.array(said) == split)
         else:
             # Of rows without groups, those of one file belong together.
-            together = names if groups is None else groups
+            together = names if group is None else cells.texts(group, "dataset.group")
             shares = val_fraction, test_fraction
-            chosen = _divided(together, split, shares, split_seed, facts.strata)
+            chosen = _divided(together, split, shares, split_seed, strata)
         rows = by_name[np.isin(by_name, chosen)]
         self.names = np.array([os.fsencode(name) for name in names])[rows]
         self.rows: IntArray = rows
-        self.labels = None if facts.label is None else facts.label[rows]
-        self.flags = None if facts.labels is None else facts.labels[rows]
-        self.numbers = None if facts.numbers is None else facts.numbers[rows]
-        self.captions = None if facts.captions is None else [facts.captions[row] for row in rows]
-        self._cells = {
-            name: [column[row] for row in rows] for name, column in cells.columns.items()
-        }
+        self.labels = None if codes is None else codes[rows]
+        self.flags = None if flags is None else flags[rows]
+        self.numbers = None if values is None else values[rows]
+        self.captions = None if captions is None else [captions[row] for row in rows]
+        self._cells = {name: [of[row] for row in rows] for name, of in cells.columns.items()}
 
     def __getitem__(self, index: int) -> Sample:
         read = encoded_image if self.lazy else read_image
@@ -208,165 +307,46 @@ class ImageTable(FolderDataset):
         arrays = (self.labels, self.flags, self.numbers)
         return [*parts, *("none" if array is None else array for array in arrays)]
 
-    def _paths_of(self, cells: Cells, path: str, repeated: bool) -> list[str]:
+    def _paths_of(self, cells: _Cells, path: str, repeated: bool) -> list[str]:
         """The file of each row, all of which are there."""
-        names = cells.texts(path, "dataset.path")
+        names = cells.texts(path, "dataset.path", needed=True)
         rows: dict[str, int] = {}
         for row, name in enumerate(names):
-            if not name:
-                raise cells.error(row, path, "is empty. Fill it in or remove the row")
             if rows.setdefault(name, row) != row and not repeated:
-                first = f"row {rows[name]}"
-                raise cells.error(
-                    row,
-                    path,
-                    f"is already in {first}. Remove one of the rows, or set dataset.repeated=true "
-                    "if a file may be in several",
-                )
+                wrong = f"is already in row {rows[name]}. Remove one of the rows, or set "
+                wrong += "dataset.repeated=true if a file may be in several"
+                raise cells.error(row, path, wrong)
         missing = self.folder.first_missing(names)
         if missing is not None:
             where = self.folder.path(names[missing])
-            raise cells.error(
-                missing,
-                path,
-                f"is missing ({where!r}). Put it there or remove the row (or set dataset.images to "
-                "the folder that paths start from)",
-            )
+            wrong = f"is missing ({where!r}). Put it there or remove the row (or set "
+            wrong += "dataset.images to the folder that paths start from)"
+            raise cells.error(missing, path, wrong)
         return names
 
 
-class _Roles:
-    """Which columns are what."""
-
-    def __init__(
-        self,
-        label: str | None,
-        labels: Sequence[str] | str | None,
-        numbers: Sequence[str] | None,
-        caption: str | None,
-    ) -> None:
-        self.label, self.caption = label, caption
-        self.flags = [] if labels is None or isinstance(labels, str) else list(labels)
-        self.names = labels if isinstance(labels, str) else None
-        self.numbers = [] if numbers is None else list(numbers)
-        if labels is not None and label is not None:
-            reason = "a sample has either one class or several; set one of them to null"
-            raise ConfigError(Problem("dataset.labels", f"beside dataset.label: {reason}"))
-        if isinstance(numbers, str):
-            raise ConfigError(Problem("dataset.numbers", f"{numbers!r}; write a list: [{numbers}]"))
-        if labels is not None and not labels:
-            raise ConfigError(Problem("dataset.labels", "names no column"))
+def _check_roles(label: str | None, labels: object, numbers: object, separator: str) -> None:
+    """Refuse columns that cannot be what they are named for."""
+    if labels is not None and label is not None:
+        reason = "a sample has either one class or several; set one of them to null"
+        raise ConfigError(Problem("dataset.labels", f"beside dataset.label: {reason}"))
+    if isinstance(numbers, str):
+        raise ConfigError(Problem("dataset.numbers", f"{numbers!r}; write a list: [{numbers}]"))
+    if labels is not None and not labels:
+        raise ConfigError(Problem("dataset.labels", "names no column"))
+    if isinstance(labels, str) and not separator:
+        raise ConfigError(Problem("dataset.separator", "is empty; allowed: a sign or more"))
 
 
-class _Facts:
-    """The content of a table's columns for all its rows.
-
-    Attributes:
-        classes: their names.
-        label: int64[N], or None.
-        labels: float32[N, C] of 0 and 1, or None.
-        numbers: float32[N, K], or None.
-        captions: N texts, or None.
-        strata: int64[N], of which each split gets its share; or None.
-    """
-
-    def __init__(
-        self,
-        cells: Cells,
-        roles: _Roles,
-        separator: str,
-        classes: Sequence[str] | None,
-        limits: Limits,
-    ) -> None:
-        self._cells, self._limits = cells, limits
-        self.classes = [] if classes is None else [str(name) for name in classes]
-        self.label = self.labels = self.numbers = self.captions = self.strata = None
-        if roles.label is not None:
-            self.label = self.strata = self._codes(roles.label)
-        if roles.names is not None:
-            self.labels = self._several(roles.names, separator)
-        elif roles.flags:
-            self.classes = roles.flags
-            check_classes(len(self.classes), "dataset.labels", limits)
-            self.labels = self._table(roles.flags, "labels", _FLAGS)
-        if self.labels is not None:
-            self.strata = _rarest(self.labels)
-        if roles.numbers:
-            self.numbers = self._table(roles.numbers, "numbers", None)
-        if roles.caption is not None:
-            self.captions = cells.texts(roles.caption, "dataset.caption")
-            if "" in self.captions:
-                row = self.captions.index("")
-                raise cells.error(row, roles.caption, "is empty. Fill it in or remove the row")
-
-    def _codes(self, column: str) -> IntArray:
-        names = self._cells.texts(column, "dataset.label")
-        codes = self._numbered(column, ((row, name) for row, name in enumerate(names)))
-        return np.array([codes[name] for name in names], np.int64)
-
-    def _several(self, column: str, separator: str) -> npt.NDArray[np.float32]:
-        if not separator:
-            raise ConfigError(Problem("dataset.separator", "is empty; allowed: a sign or more"))
-        cells = self._cells.column(column, "dataset.labels")
-        rows = [_parts(cell, separator) for cell in cells]
-        codes = self._numbered(
-            column, ((row, name) for row, own in enumerate(rows) for name in own)
-        )
-        if not codes:
-            raise DataError(f"{self._cells.name!r}, column {column!r}: no row has a label.")
-        labels = np.zeros((len(rows), len(codes)), np.float32)
-        for row, own in enumerate(rows):
-            for name in own:
-                labels[row, codes[name]] = 1.0
-        return labels
-
-    def _numbered(self, column: str, names: object) -> dict[str, int]:
-        """The number of each class; those that are given, or else all that there are."""
-        codes = {name: code for code, name in enumerate(self.classes)}
-        first: dict[str, int] = {}
-        for row, name in names:  # type: ignore[attr-defined]
-            if name not in first:
-                first[name] = row
-                if not name:
-                    raise self._cells.error(row, column, "is empty: it needs a class")
-                if self.classes and name not in codes:
-                    known = ", ".join(self.classes[:8])
-                    wrong = f"has the class {name!r}, and dataset.classes has {known}"
-                    raise self._cells.error(row, column, wrong)
-                where = f"{self._cells.name!r}, row {row}"
-                check_classes(max(len(first), len(codes)), where, self._limits)
-        if not self.classes:
-            self.classes = sorted(first)
-            codes = {name: code for code, name in enumerate(self.classes)}
-        return codes
-
-    def _table(
-        self, columns: Sequence[str], key: str, allowed: dict[str, float] | None
-    ) -> npt.NDArray[np.float32]:
-        """Columns as numbers, float32[N, K]."""
-        table = np.empty((len(next(iter(self._cells.columns.values()))), len(columns)), np.float32)
-        for place, column in enumerate(columns):
-            for row, cell in enumerate(self._cells.texts(column, f"dataset.{key}")):
-                if allowed is None:
-                    table[row, place] = self._number(row, column, cell)
-                elif cell.lower() in allowed:
-                    table[row, place] = allowed[cell.lower()]
-                else:
-                    wrong = "is neither 0 nor 1. Correct it, or take the column out of"
-                    raise self._cells.error(row, column, f"{wrong} dataset.labels")
-        return table
-
-    def _number(self, row: int, column: str, cell: str) -> float:
-        try:
-            value = float(cell)
-        except ValueError:
-            wrong = "is not a number. Correct it" if cell else "is empty. Fill it in"
-            comma = "; write 1.5, not 1,5" if cell.count(",") == 1 else ""
-            wrong = f"{wrong}, remove the row, or take the column out of dataset.numbers{comma}"
-            raise self._cells.error(row, column, wrong) from None
-        if not abs(value) <= _MOST:
-            raise self._cells.error(row, column, "is not finite. Correct it or remove the row")
-        return value
+def _text(value: object) -> Cell:
+    """A cell as text."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    if isinstance(value, float) and math.isfinite(value) and value == int(value):
+        return str(int(value))  # a label, where a column of whole numbers has gaps
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value).strip()
 
 
 def _parts(cell: Cell, separator: str) -> list[str]:

@@ -9,6 +9,7 @@ Parquet files, as repositories have them, need no library: `dataset=parquet` rea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from penstock.addons.storage.files import RecordFiles
@@ -100,7 +101,7 @@ class HuggingFace(Parquet):
 def _files(root: str) -> dict[str | None, list[Path]]:
     """Split -> its Arrow files; None: of a dataset without splits."""
     try:
-        import datasets
+        datasets = import_module("datasets")
     except ImportError as error:
         reason = "reads folders of Hugging Face's library: pip install datasets"
         raise ConfigError(Problem("dataset", reason)) from error

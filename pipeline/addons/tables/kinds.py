@@ -137,8 +137,9 @@ def choose_fields(
 
 
 def _chosen(schema: pa.Schema, field: str, choice: object, key: str) -> TableField:
-    given = choice if isinstance(choice, Mapping) else {"kind": choice}
+    given: Mapping[str, Any] = choice if isinstance(choice, Mapping) else {"kind": choice}
     columns, kind = given.get("columns"), given.get("kind")
+    wanted: Any = None
     allowed = {"columns"} if columns is not None else {"column", "kind"}
     if unknown := sorted(set(given) - allowed):
         reason = f"takes {' and '.join(sorted(allowed))}, not {unknown[0]!r}"

@@ -265,8 +265,10 @@ class _Counted(io.RawIOBase):
         decoded = io.TextIOWrapper(
             io.BytesIO(self._begun), encoding=text.encoding, errors="replace", newline=""
         )
-        quoting = csv.QUOTE_MINIMAL if text.quoting == "standard" else csv.QUOTE_NONE
-        records = csv.reader(decoded, delimiter=text.delimiter or ",", quoting=quoting)
+        sign, plain = text.delimiter or ",", text.quoting == "none"
+        records = csv.reader(
+            decoded, delimiter=sign, quotechar=None if plain else '"', quoting=3 if plain else 0
+        )
         return [field.strip().removeprefix("\ufeff") for field in next(records, [])]
 
 

@@ -37,7 +37,7 @@ from penstock.addons.tables.kinds import (
 from penstock.addons.tables.read import SUFFIXES, Csv, Quoting, exact
 from penstock.addons.tables.source import BAD, DECODED, Source, TableDataset
 from penstock.datasets.files import Files, generated_folder
-from penstock.datasets.reading.base import (
+from penstock.datasets.reading.base import Part, (
     Sample,
     Split,
     fingerprint,
@@ -129,7 +129,7 @@ class Parquet(TableDataset, Dataset[Sample]):
 
     def _mapped(self, source: Source) -> Pack:
         """The converted columns of some files, which are made if they are not there."""
-        how = [_VERSION, repr(self._stored), repr(self._shapes), *map(repr, self.fields)]
+        how: list[Part] = [_VERSION, repr(self._stored), repr(self._shapes), *map(repr, self.fields)]
         how += [
             self._limits.record_bytes,
             repr(source.text),
@@ -178,9 +178,11 @@ class Parquet(TableDataset, Dataset[Sample]):
         rows, made = self.rows.rows(indices), {}
         self._check(self._pack, self._remap, rows, self._place)
         for field in self.fields:
-            made[field.name] = values = self._pack.gathered(field.name, rows)
             if field.name in self._remap:
-                made[field.name] = torch.from_numpy(self._remap[field.name][values.numpy()])
+                codes = self._remap[field.name][self._pack.rows(field.name, rows)]
+                made[field.name] = torch.from_numpy(codes)
+            else:
+                made[field.name] = self._pack.gathered(field.name, rows)
         return made
 
     def _place(self, row: int) -> tuple[int, int]:
