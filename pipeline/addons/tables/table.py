@@ -37,7 +37,8 @@ from penstock.addons.tables.kinds import (
 from penstock.addons.tables.read import SUFFIXES, Csv, Quoting, exact
 from penstock.addons.tables.source import BAD, DECODED, Source, TableDataset
 from penstock.datasets.files import Files, generated_folder
-from penstock.datasets.reading.base import Part, (
+from penstock.datasets.reading.base import (
+    Part,
     Sample,
     Split,
     fingerprint,
@@ -129,7 +130,12 @@ class Parquet(TableDataset, Dataset[Sample]):
 
     def _mapped(self, source: Source) -> Pack:
         """The converted columns of some files, which are made if they are not there."""
-        how: list[Part] = [_VERSION, repr(self._stored), repr(self._shapes), *map(repr, self.fields)]
+        how: list[Part] = [
+            _VERSION,
+            repr(self._stored),
+            repr(self._shapes),
+            *map(repr, self.fields),
+        ]
         how += [
             self._limits.record_bytes,
             repr(source.text),
