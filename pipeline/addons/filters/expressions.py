@@ -209,7 +209,7 @@ class _Rewrite(ast.NodeTransformer):
             raise ValueError(f"{what!r} may not be called; allowed: {allowed}")
         if (getattr(owner, "attr", None) == "str") != (method in _OF_TEXTS):
             raise ValueError(f"{method}: write e.g. title.str.len(), and title.isna()")
-        column = owner.value if method in _OF_TEXTS else owner
+        column: Any = getattr(owner, "value", None) if method in _OF_TEXTS else owner
         call = _call("method", ast.Constant(method), *map(self.visit, [column, *node.args]))
         call.keywords = [ast.keyword(one.arg, self.visit(one.value)) for one in node.keywords]
         return call

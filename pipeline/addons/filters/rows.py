@@ -147,6 +147,8 @@ def chosen(
     if not keys:
         return dataset
     # Here, since splits divide by the class above, and importing pandas takes 0.2 s.
+    import pandas as pd
+
     from penstock.addons.filters import expressions
 
     if is_stream(dataset) or not hasattr(dataset, "__getitem__"):
@@ -171,7 +173,7 @@ def chosen(
             if value not in (known := expressions.columns_of_table(table)):
                 raise ConfigError(Problem(key, expressions.no_column(value, known)))
             left = np.flatnonzero(mask)
-            values = expressions.pd.Series(np.asarray(table[value])[left])
+            values = pd.Series(np.asarray(table[value])[left])
             rows, key = left[(values.duplicated() & values.notna()).to_numpy()], f"{key} ({value})"
         else:
             rows = _named_rows(key, value, dataset, split, fingerprint)

@@ -94,8 +94,8 @@ class Flatten:
         starts, stops, picks = np.zeros_like(counts), counts, None
         if parts is not None:
             starts, stops = _within(self.tokens, counts, *parts.T[:3])
-            lengths, firsts = stops - starts, np.cumsum(counts) - counts + starts
-            shifts = np.repeat(firsts - np.cumsum(lengths) + lengths, lengths)
+            sizes, firsts = stops - starts, np.cumsum(counts) - counts + starts
+            shifts = np.repeat(firsts - np.cumsum(sizes) + sizes, sizes)
             picks = torch.from_numpy(np.arange(len(shifts)) + shifts)
         layout = self._layout(stops - starts, parts)
         batch = dict[str, Any]()

@@ -206,8 +206,8 @@ class SequencePacking(BatchStrategy):
             stop = min(start + self._stretch, self.order.size(epoch))
             if self.split == "tail":
                 rows, lengths = self._lengths_at(epoch, start, stop)
-                row, *spans, number = cut_in_turn(lengths, self.tokens)
-                packed = _Pieces(start + row, rows[row], *spans, lengths[row], number)
+                row, starts, stops, numbers = cut_in_turn(lengths, self.tokens)
+                packed = _Pieces(start + row, rows[row], starts, stops, lengths[row], numbers)
             else:
                 parts, blocks = [], 0
                 for at in range(start, stop, self.window):

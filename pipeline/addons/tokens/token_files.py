@@ -404,7 +404,8 @@ class _Numbers:
                 )
         except ValueError as error:
             raise DataError(f"{_KEY}: {str(self)!r} cannot be read: {error}.") from error
-        self._is_mapped, self._array = mapped or not self.files.is_remote, None
+        self._is_mapped = mapped or not self.files.is_remote
+        self._array: npt.NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -416,10 +417,12 @@ class _Numbers:
     def array(self) -> npt.NDArray[Any]:
         """All of them, mapped."""
         if self._array is None:
-            path, shape = self.files.path(0), (self._count,)
-            mapped = np.memmap(path, self.dtype, "r", self._start, shape) if self._count else []
-            # A plain array: every slice of a memmap makes an object of that slow class.
-            self._array = np.asarray(mapped, self.dtype).view(np.ndarray)
+            self._array = np.empty(0, self.dtype)  # an empty file cannot be mapped
+            if self._count:
+                path, shape = self.files.path(0), (self._count,)
+                # A plain array: every slice of a memmap makes an object of that slow class.
+                mapped = np.memmap(path, self.dtype, "r", self._start, shape)
+                self._array = mapped.view(np.ndarray)
         return self._array
 
     def __getstate__(self) -> dict[str, object]:

@@ -142,10 +142,10 @@ class Coco(FolderDataset):
         objects = np.arange(own.starts[row], own.starts[row + 1])
         boxes = own.boxes[objects]
         objects = objects[(boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])]
-        canvas, boxes = (height, width), torch.from_numpy(own.boxes[objects])
+        canvas, corners = (height, width), torch.from_numpy(own.boxes[objects])
         sample: Sample = {
             "image": image,
-            "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=canvas),
+            "boxes": tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=canvas),
             "labels": torch.from_numpy(self._labels[objects]),
             "crowd": torch.from_numpy(own.crowd[objects]),
         }
