@@ -20,6 +20,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,18 +134,20 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def write(path: Path, text: str, tensors: Mapping[str, Tensor]) -> None:
     """Write an encoded state, atomically; raises CheckpointError."""
-    # safetensors' own save_file holds the interpreter while it writes, so training would wait, and
-    # says of a full disk no more than a number.
+    # Not by safetensors' save_file: a kill leaves its hidden file under a name that nobody knows,
+    # only the owner may read what it writes, and of a full disk it tells no more than a number.
     metadata = {"format": FORMAT, "state": text, "sha256": _digest(text, tensors)}
     names = sorted(tensors, key=lambda name: -tensors[name].element_size())  # so all are aligned
-    header: dict[str, object] = {"__metadata__": metadata}
-    end = 0
-    for name in names:
-        tensor, start = tensors[name], end
-        end += tensor.nbytes
-        kind, shape = _DTYPES[tensor.dtype], list(tensor.shape)
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
-    head = json.dumps(header).encode()
+    ends = accumulate((tensors[name].nbytes for name in names), initial=0)
+    described = {
+        name: {
+            "dtype": _DTYPES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": offsets,
+        }
+        for name, offsets in zip(names, pairwise(ends), strict=True)
+    }
+    head = json.dumps({"__metadata__": metadata, **described}).encode()
     head += b" " * (-len(head) % 8)
     with replacing(path, CheckpointError) as file:
         file.write(struct.pack("<Q", len(head)) + head)
@@ -162,9 +165,9 @@ def load(path: Path) -> State:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
             if about["format"] != FORMAT:
-                reader = _READERS.get(about["format"], "a later version of Penstock")
                 raise CheckpointError(
-                    f"{path}: a checkpoint of format {about['format']:.20}, which {reader} reads; "
+                    f"{path}: a checkpoint of format {about['format']:.20}, which "
+                    f"{_READERS.get(about['format'], 'a later version of Penstock')} reads; "
                     f"this version reads format {FORMAT}"
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -124,7 +124,9 @@ class RunFolder:
         """
         held = take(path)
         if held is None:
-            raise ConfigError(Problem("resume", held_by(path)))
+            holder = one_line((path / HOLDER).read_text(errors="replace")) or "another process"
+            way = "wait for it or stop it, or set another run_dir"
+            raise ConfigError(Problem("resume", f"{path} is in use by {holder}; {way}"))
         try:
             prepare(path, idle=0)
             run = cls(path, {**read_manifest(path), "status": "running"}, held)
@@ -228,12 +230,6 @@ def take(folder: Path) -> FileIO | None:
     return held
 
 
-def held_by(folder: Path) -> str:
-    """Who has `folder`, for a message."""
-    holder = one_line((folder / HOLDER).read_text(errors="replace")) or "another process"
-    return f"{folder} is in use by {holder}; wait for it or stop it, or set another run_dir"
-
-
 def _is_free(folder: Path) -> bool:
     found = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     # A run that was killed while it claimed the folder left these.
@@ -256,24 +252,6 @@ def provenance() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             return None
 
-    return {
-        "command": program.joined(sys.orig_argv),
-        "started": now(),
-        "penstock": penstock.__version__,
-        "git": git_state(),
-        "python": platform.python_version(),
-        "packages": {name: version_of(name) for name in PACKAGES},
-        "platform": platform.platform(),
-        "cpus": usable_cpus(),
-        "threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-    }
-
-
-def git_state() -> dict[str, Any] | None:
-    """The commit of the working folder's checkout, and whether tracked files differ from it; None
-    if it is no checkout.
-    """
     try:
         commit, changed = (
             subprocess.run(  # no monitor of the checkout's own choice
@@ -285,9 +263,22 @@ def git_state() -> dict[str, Any] | None:
             ).stdout.strip()
             for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
         )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {"commit": commit, "dirty": bool(changed)}
+    except (OSError, subprocess.SubprocessError):  # the working folder is no checkout
+        git = None
+    else:
+        git = {"commit": commit, "dirty": bool(changed)}
+    return {
+        "command": program.joined(sys.orig_argv),
+        "started": now(),
+        "penstock": penstock.__version__,
+        "git": git,
+        "python": platform.python_version(),
+        "packages": {name: version_of(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "cpus": usable_cpus(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
 
 
 def plain(value: Any) -> Any:

@@ -153,10 +153,10 @@ def digests(paths: Sequence[str], cache_dir: str | Path, settled: float = SETTLE
         show = stack.enter_context(progress(f"hashing {len(new)} files once", len(new)))
         try:
             hashed = pool.imap(_hash, [paths[row] for row in new])
-            for done, (row, (look, digest)) in enumerate(zip(new, hashed, strict=True), 1):
-                hashes[row] = digest
-                if look and max(look[3:]) < before:
-                    found.append((str(look), digest))
+            for done, (row, hashes[row]) in enumerate(zip(new, hashed, strict=True), 1):
+                look = looks[row]  # of before it was hashed
+                if look and max(look[3:]) < before and hashes[row] != UNREADABLE:
+                    found.append((str(look), hashes[row]))
                 show(done)
         finally:  # also what was done before Ctrl-C
             if kept is not None and found:
@@ -176,15 +176,12 @@ def _look(path: str) -> tuple[int, int, int, int, int] | None:
     return (status.st_dev, status.st_ino, status.st_size, *times) if is_file else None
 
 
-def _hash(path: str) -> tuple[tuple[int, ...] | None, str]:
-    """How a file looked before it was hashed, and its hash."""
-    look = _look(path)
+def _hash(path: str) -> str:
     try:
         with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-            return look, digest.hexdigest()
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     except OSError:
-        return None, UNREADABLE
+        return UNREADABLE
 
 
 def fingerprint_of(dataset: Any, mode: str, cache_dir: str | Path) -> str:

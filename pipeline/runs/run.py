@@ -19,7 +19,7 @@ import yaml
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.data import records
 from penstock.files.locks import is_locked
-from penstock.runs.folder import CONFIG, DIGESTS, HOLDER, LEDGER, MANIFEST, METRICS, read_manifest
+from penstock.runs.folder import CONFIG, DIGESTS, HOLDER, LEDGER, METRICS, read_manifest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -216,12 +216,3 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     except (OSError, ValueError) as error:
         raise PenstockError(f"{path}, {error}") from error
-
-
-def find(folder: Path) -> Iterator[Path]:
-    """The folders of runs below `folder` (or itself), without those inside a run, by name."""
-    for parent, folders, files in os.walk(folder):
-        if MANIFEST in files and CONFIG in files:
-            folders.clear()
-            yield Path(parent)
-        folders.sort()

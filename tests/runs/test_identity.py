@@ -26,9 +26,9 @@ from penstock.addons.audio.pairs import AudioPairs
 from penstock.addons.audio.spoken_digits import SpokenDigits
 from penstock.addons.mixtures.mixture import Mixture
 from penstock.addons.packs.packed import Packed
-from penstock.addons.shards.tar_shards import TarShards
 from penstock.addons.tables.stream import DelimitedStream, ParquetStream
 from penstock.addons.tables.table import DelimitedText, Parquet
+from penstock.addons.tars.tars import TarShards
 from penstock.build.data import DataParts
 from penstock.datasets.arrays import Arrays
 from penstock.datasets.image_folder import ImageFolder
@@ -355,7 +355,7 @@ def test_a_replaced_image_is_recognised_by_content_and_not_by_sizes(data, capsys
     assert run(capsys, "resume=sizes", "trainer.max_steps=3").code == 0
     refused = run(capsys, "resume=content", "trainer.max_steps=3")
     assert refused.code == 2
-    assert "error in dataset: is " in refused.err
+    assert "error in the configuration: dataset: is " in refused.err
     assert "resume_despite=[dataset]" in refused.err
     done = run(capsys, "resume=content", "trainer.max_steps=3", "resume_despite=[dataset]")
     assert done.code == 0, done.err
@@ -394,7 +394,7 @@ def test_verify_says_how_data_was_identified_and_which_code_differs(data, capsys
     shutil.copytree("content", "third")
     manifest = json.loads(Path("third/manifest.json").read_text())
     manifest["fingerprint"]["dataset"] = manifest["data"]["train"] = "0" * 32
-    manifest["code"]["dataset"]["penstock"] = "0" * 16
+    manifest["code"]["dataset"] = {"mine": "0" * 16}
     Path("third/manifest.json").write_text(json.dumps(manifest))
 
     def rows(first, second):
@@ -406,7 +406,7 @@ def test_verify_says_how_data_was_identified_and_which_code_differs(data, capsys
     assert "data.train" in found
     found = rows("content", "third")
     assert "data.fingerprint" not in found
-    assert {"data.train", "code.dataset.penstock"} <= found.keys()
+    assert {"data.train", "code.dataset.mine"} <= found.keys()
 
 
 OWN_STEP = """

@@ -13,10 +13,10 @@ import torch
 
 import penstock
 from penstock import Run, command
+from penstock.addons.reports.runs import find
 from penstock.errors import ConfigError, PenstockError
 from penstock.loading.batch import batch_hash
 from penstock.runs.quarantine import Entry, QuarantineFile
-from penstock.runs.run import find
 from tests.program import ROOT
 from tests.program import run as run_program
 

@@ -7,8 +7,9 @@ Cost: 3 ms a run; torch is not imported.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -20,7 +21,8 @@ from penstock.config.schema import Config
 from penstock.config.targets import options
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.limits import Count
-from penstock.runs.run import Run, find
+from penstock.runs.folder import CONFIG, MANIFEST
+from penstock.runs.run import Run
 from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, say, watched
 
@@ -85,6 +87,15 @@ def run(config: Config) -> None:
         if config.runs and not folder.is_dir():
             raise ConfigError(Problem("runs", f"{folder} is not a folder"))
     options(config, "find", below)
+
+
+def find(folder: Path) -> Iterator[Path]:
+    """The folders of runs below `folder` (or itself), without those inside a run, by name."""
+    for parent, folders, files in os.walk(folder):
+        if MANIFEST in files and CONFIG in files:
+            folders.clear()
+            yield Path(parent)
+        folders.sort()
 
 
 def put_runs(
