@@ -35,8 +35,8 @@ from penstock.loading.facts import table_of
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.stream import StreamFetch
+from penstock.loading.workers.executors import LoaderOptions as Options
 from penstock.loading.workers.executors import WorkerError
-from penstock.loading.workers.options import LoaderOptions as Options
 from penstock.order.keys import hash64, hash64_array
 from penstock.order.plan import Plan, StreamOrder, StreamPlan, is_stream
 from penstock.order.seeding import SharedGeneratorError

@@ -23,12 +23,10 @@ from penstock.errors import ConfigError, Problem
 from penstock.files.limits import DEFAULT
 from penstock.loading.bad_samples import Budget
 from penstock.loading.collate import List, Single
-from penstock.loading.compose import Compose
-from penstock.loading.facts import SomeRows, classes_of, facts_of, table_for
-from penstock.loading.fetch import Fetch
-from penstock.loading.fields import Fields, OwnCollate
+from penstock.loading.facts import Fields, OwnCollate, SomeRows, classes_of, facts_of, table_for
+from penstock.loading.fetch import Compose, Fetch
 from penstock.loading.loader import Loader
-from penstock.loading.workers.options import LoaderOptions, check, options_of
+from penstock.loading.workers.executors import LoaderOptions, check, options_of
 from penstock.order.address import Skipped
 from penstock.order.plan import (
     Plan,

@@ -126,7 +126,7 @@ class TransformSection(Section):
 class LoaderSection(Section):
     """Who makes the batches and how far ahead; all but `backend` as in torch's DataLoader.
 
-    `loading/workers/options.py` resolves "auto" and None.
+    `loading/workers/executors.py` resolves "auto" and None.
     """
 
     backend: Annotated[

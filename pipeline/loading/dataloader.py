@@ -26,7 +26,7 @@ from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count, islice, repeat
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,8 +36,7 @@ from torch.utils.data import IterableDataset
 
 from penstock.distributed.world import has_accelerator
 from penstock.loading import worker_status
-from penstock.loading.workers.executors import WorkerError, Workers
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions, WorkerError, Workers
 from penstock.order.address import Addressed
 from penstock.order.keys import begin_sample, hash64, sample_keys
 from penstock.order.plan import End, forwards, length_of
@@ -82,7 +81,6 @@ class RowFetch:
             `collate` converts.
     """
 
-    draws_nothing: ClassVar[bool] = False
     dataset: Any
     collate: Callable[[Any], Any]
     batched: bool
@@ -126,7 +124,6 @@ class PartFetch:
         init: `worker_init_fn`.
     """
 
-    draws_nothing: ClassVar[bool] = False
     dataset: Any
     collate: Callable[[Any], Any]
     size: int | None

@@ -26,7 +26,7 @@ from PIL import EpsImagePlugin
 from torch import Tensor
 from torch.utils.data import Subset
 
-from penstock.errors import DataError, PenstockError
+from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.loading import worker_status
 from penstock.loading.bad_samples import (
     ATTEMPTS,
@@ -43,8 +43,15 @@ from penstock.loading.bad_samples import (
 from penstock.loading.batch import Batch, hash_sample
 from penstock.loading.collate import Mismatch, Stack, columns, kinds_of, stack
 from penstock.loading.encoded import EncodedImage, StoredPictures, notices
-from penstock.loading.facts import SomeRows, own_row
-from penstock.loading.fields import NAMELESS, Fields, OwnCollate, Restore, restorer
+from penstock.loading.facts import (
+    NAMELESS,
+    Fields,
+    OwnCollate,
+    Restore,
+    SomeRows,
+    own_row,
+    restorer,
+)
 from penstock.loading.worker_status import StageTimer
 from penstock.order.keys import IntArray, KeyArray, begin_sample, sample_keys
 from penstock.order.plan import Request
@@ -493,3 +500,30 @@ def _digests(sample: Any) -> dict[str, bytes]:
     with suppress(DataError, AttributeError):
         return {name: hash_sample(value) for name, value in sample.items()}
     return {}
+
+
+class Compose:
+    """Transforms by name, applied in the order of the map; None leaves a step out.
+
+    Attributes:
+        keyed: whether no step draws from a generator: each has `keyed = True`.
+    """
+
+    def __init__(self, steps: Mapping[str, Callable[[Any], object] | None]) -> None:
+        self.steps = {name: step for name, step in steps.items() if step is not None}
+        self.keyed = all(getattr(step, "keyed", False) for step in self.steps.values())
+
+    def __call__(self, sample: Any) -> Any:
+        for name, step in self.steps.items():
+            try:
+                sample = step(sample)
+            except Exception as error:
+                if type(step).__module__.startswith("torchvision.") and not kinds_of(sample):
+                    reason = (
+                        f"the step {name!r} ({type(step).__name__}) is for pictures, and a sample "
+                        f"has none: {', '.join(sample)}. Choose another, e.g. transform=none"
+                    )
+                    raise ConfigError(Problem("transform", reason)) from error
+                error.add_note(f"in the transform {name!r}")
+                raise
+        return sample

@@ -26,9 +26,8 @@ from penstock.loading.bad_samples import Budget
 from penstock.loading.batch import Batch
 from penstock.loading.facts import unfiltered
 from penstock.loading.fetch import Fetch
-from penstock.loading.fingerprint import differing
-from penstock.loading.workers.executors import Workers
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions, Workers
+from penstock.order.address import differing
 from penstock.order.plan import End, Plan, StreamPlan
 
 STATE_VERSION = 1
@@ -178,11 +177,6 @@ class Loader:
         given = self._fingerprint
         return dict((given() if callable(given) else given) or {})
 
-    @property
-    def deaths(self) -> int:
-        """Workers that died or stopped answering and were replaced, in all epochs."""
-        return self.workers.deaths
-
     def __len__(self) -> int:
         """Steps in an epoch."""
         return len(self.plan)
@@ -198,7 +192,7 @@ class Loader:
             ConfigError: the epoch has no batch, and `start` is 0.
             DataError: more was left out than the budget allows; after the batch that went over.
         """
-        self.stats, deaths_before = (stats := LoaderStats()), self.deaths
+        self.stats, deaths_before = (stats := LoaderStats()), self.workers.deaths
         self._next = epoch, start
         self._following = epoch + 1, 0  # as with torch's loader, leaving an epoch early ends it
         if self.budget is not None:
@@ -214,7 +208,7 @@ class Loader:
         with self.workers.run(requests) as results:
             made = (result for _, result in results)
             for result in self._transfer(made) if self._transfer else made:
-                stats.deaths = self.deaths - deaths_before
+                stats.deaths = self.workers.deaths - deaths_before
                 if isinstance(result, End):
                     if (
                         isinstance(self.plan, StreamPlan)

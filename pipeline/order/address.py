@@ -11,7 +11,7 @@ All other batches keep their addresses, and with them their samples and their au
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -131,3 +131,15 @@ class Skipped:
 
 
 NONE = Skipped()
+
+
+PLACE = "(a file or folder)"  # an argument of a dataset for which the data's fingerprint stands
+
+
+def differing(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:
+    """The keys under which they differ; a file or folder may have moved, or come to be since."""
+    return sorted(
+        key
+        for key in {**first, **second}
+        if first.get(key) != second.get(key) and PLACE not in (first.get(key), second.get(key))
+    )

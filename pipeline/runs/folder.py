@@ -36,7 +36,7 @@ from penstock.distributed.world import usable_cpus
 from penstock.errors import ConfigError, Problem
 from penstock.files.disk import append, beside, cut, prepare, write_atomically, writing
 from penstock.files.locks import lock
-from penstock.loading.fingerprint import differing
+from penstock.order.address import differing
 from penstock.terminal import one_line
 
 MANIFEST, CONFIG, HOLDER = "manifest.json", "config.yaml", "holder.txt"

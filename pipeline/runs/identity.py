@@ -54,9 +54,8 @@ from penstock.config.targets import resolve, walk
 from penstock.distributed.world import usable_cpus
 from penstock.errors import ConfigError, Problem
 from penstock.files.locks import lock, lock_beside
-from penstock.loading.facts import SomeRows, columns_of, unfiltered
-from penstock.loading.fields import Fields
-from penstock.loading.fingerprint import PLACE
+from penstock.loading.facts import Fields, SomeRows, columns_of, unfiltered
+from penstock.order.address import PLACE
 from penstock.order.plan import length_of
 from penstock.terminal import progress
 

@@ -22,8 +22,7 @@ from penstock.config.compose import CONF
 from penstock.config.identity import effect_of, identity, leaves
 from penstock.config.schema import Config, Effect
 from penstock.errors import Problem
-from penstock.loading.fingerprint import differing
-from penstock.order.address import Address, Skipped
+from penstock.order.address import Address, Skipped, differing
 from penstock.runs.folder import has_manifest
 from penstock.terminal import one_line
 

@@ -18,8 +18,7 @@ from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch, batch_hash
 from penstock.loading.collate import plain
-from penstock.loading.facts import SomeRows, own_row, table_of
-from penstock.loading.fields import NAMELESS, Fields
+from penstock.loading.facts import NAMELESS, Fields, SomeRows, own_row, table_of
 from penstock.order.address import Address
 from penstock.order.plan import End
 from penstock.order.seeding import scope

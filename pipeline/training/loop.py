@@ -258,7 +258,9 @@ class _Fit:
             record |= {f"val/{name}": value for name, value in self.metrics.items()}
             improved = self._is_best(record)
             result.stale = 0 if improved else result.stale + 1
-        deaths = self.train.deaths + (self.val.deaths if self.val is not None else 0)
+        deaths = self.train.workers.deaths + (
+            self.val.workers.deaths if self.val is not None else 0
+        )
         record["worker_deaths"] = sum(self.group.gather(deaths - self.deaths))
         self.deaths = deaths
         if improved:

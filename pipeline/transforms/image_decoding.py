@@ -22,9 +22,8 @@ from torchvision import tv_tensors
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Count, Fraction
 from penstock.loading import worker_status
-from penstock.loading.compose import Compose
-from penstock.loading.encoded import EncodedImage, StoredPictures, notices
-from penstock.loading.output import allocate
+from penstock.loading.encoded import EncodedImage, StoredPictures, allocate, notices
+from penstock.loading.fetch import Compose
 from penstock.order.keys import KeyArray, key_at_hand
 from penstock.transforms import native_images
 from penstock.transforms.batch import BatchCompose
@@ -105,7 +104,8 @@ class Decode:
             DataError: one of them is bad.
         """
         shape = (*self.size, 3) if channels_last else (3, *self.size)
-        array, tensor = allocate((len(keys), *shape), np.dtype(self._kind))
+        tensor = allocate((len(keys), *shape), np.dtype(self._kind))
+        array = tensor.numpy()
         if isinstance(pictures, StoredPictures):
             if (pictures.channels != 3).any():
                 return None

@@ -18,7 +18,7 @@ from torchvision import tv_tensors
 from penstock.errors import DataError
 from penstock.files.disk import prepare, write_atomically
 from penstock.loading.encoded import EncodedImage
-from penstock.loading.fields import Fields
+from penstock.loading.facts import Fields
 from penstock.order.keys import begin_sample, sample_keys
 from penstock.terminal import watched
 

@@ -13,10 +13,9 @@ from penstock.config import targets
 from penstock.errors import ConfigError, DataError
 from penstock.loading.batch import batch_hash
 from penstock.loading.collate import Stack
-from penstock.loading.compose import Compose
-from penstock.loading.fetch import Fetch
+from penstock.loading.fetch import Compose, Fetch
 from penstock.loading.loader import Loader
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
 from penstock.order.seeding import scope

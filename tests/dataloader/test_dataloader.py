@@ -42,7 +42,7 @@ from torch.utils.data import (
 )
 
 from penstock.loading.dataloader import DataLoader
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.seeding import SharedGeneratorError
 from tests import toy
 from tests.deaths import until

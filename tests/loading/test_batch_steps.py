@@ -208,7 +208,7 @@ def test_classes_that_a_dataset_does_not_tell(faces):
 
 
 def test_a_step_that_cannot_be_sent_to_workers_is_named():
-    from penstock.loading.workers.options import LoaderOptions
+    from penstock.loading.workers.executors import LoaderOptions
     from penstock.transforms.batch import BatchCompose
     from tests import toy
 

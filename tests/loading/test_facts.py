@@ -8,7 +8,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from penstock.errors import DataError
 from penstock.loading import facts
-from penstock.loading.fields import Fields
+from penstock.loading.facts import Fields
 
 
 class Rows:

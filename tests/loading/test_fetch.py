@@ -19,7 +19,7 @@ from penstock.loading.batch import Batch, batch_hash, hash_sample
 from penstock.loading.collate import List, Pad, Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
 from tests import toy

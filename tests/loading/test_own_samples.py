@@ -16,8 +16,7 @@ import penstock
 from penstock.build.data import DataParts
 from penstock.build.training import TrainingParts
 from penstock.errors import ConfigError, DataError
-from penstock.loading.facts import classes_of, facts_of, table_of
-from penstock.loading.fields import Fields, restorer
+from penstock.loading.facts import Fields, classes_of, facts_of, restorer, table_of
 from penstock.tasks.digest import lines
 from penstock.transforms.statistics import statistics_of
 from tests import peoples_data

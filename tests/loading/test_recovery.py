@@ -62,7 +62,7 @@ def test_a_dead_worker_is_replaced_and_reported(how, said, tmp_path, caplog):
     expected = undisturbed()
     loader = toy.loader(TWO, Doom(how, 7, tmp_path), Files())
     assert toy.hashes(loader) == expected
-    assert loader.deaths == 1
+    assert loader.workers.deaths == 1
     text = message(caplog)
     assert re.search(rf"^DataLoader worker [01] \(pid \d+\) {said}", text)
     assert_told_of_row_7(text, [one.request for one in toy.loader(dataset=Files()).epoch(0)])
@@ -94,7 +94,7 @@ def test_work_that_takes_longer_than_the_limit_in_all_does_not_hang():
     # A batch takes 3.2 s, a sample 0.4 s: each of them is a sign of life.
     loader = toy.loader(Options("process", 1, timeout=3), deaths.Slow(0.4), toy.Pictures(8))
     assert numbers(loader.epoch(0)) == [0]
-    assert loader.deaths == 0
+    assert loader.workers.deaths == 0
 
 
 @pytest.mark.stress
@@ -102,9 +102,9 @@ def test_recovery_works_where_processes_are_spawned(tmp_path, caplog):
     options = Options("process", 1, multiprocessing_context="spawn", persistent_workers=True)
     with toy.loader(options, Doom("exit 1", 7, tmp_path), Files()) as loader:
         assert toy.hashes(loader, 0) == undisturbed()
-        assert loader.deaths == 1
+        assert loader.workers.deaths == 1
         assert toy.hashes(loader, 1) == undisturbed(epoch=1)
-        assert loader.deaths == 0
+        assert loader.workers.deaths == 0
     assert "sample 7 (pictures/7.png)" in message(caplog)
 
 
@@ -120,7 +120,7 @@ def test_the_third_death_at_one_address_stops_the_run(tmp_path, caplog):
     # What comes before it was delivered first.
     assert f"it held epoch 0, step {len(steps)}: samples" in text
     assert steps == list(range(len(steps)))
-    assert loader.deaths == 3
+    assert loader.workers.deaths == 3
     assert len(caplog.records) == 2  # the third is the error
 
 
@@ -129,7 +129,7 @@ def test_how_many_deaths_are_too_many_can_be_chosen(tmp_path):
     doom = Doom("SIGKILL", 7, tmp_path, times=4)
     loader = toy.loader(Options("process", 2, max_deaths=5), doom, Files())
     assert toy.hashes(loader) == undisturbed()
-    assert loader.deaths == 4
+    assert loader.workers.deaths == 4
 
 
 def test_a_worker_that_dies_while_it_starts_is_replaced(tmp_path, caplog):
@@ -160,7 +160,7 @@ def test_all_workers_may_be_killed_at_once(persistent, in_order):
                         killed.append(pid)
                 steps.append(batch.request.step)
             assert (steps if in_order else sorted(steps)) == list(range(20))
-            assert loader.deaths >= 4
+            assert loader.workers.deaths >= 4
     assert not any(deaths.files_of(pid) for pid in killed)
 
 
@@ -187,7 +187,7 @@ def test_idle_workers_that_died_between_epochs_are_replaced():
             os.kill(pid, signal.SIGKILL)
         assert deaths.until(lambda: all(map(deaths.is_gone, pids)))
         assert toy.hashes(loader, 1) == undisturbed(epoch=1)
-        assert loader.deaths == 2
+        assert loader.workers.deaths == 2
 
 
 def test_recovery_works_outside_of_the_main_thread(tmp_path):
@@ -208,7 +208,7 @@ def test_workers_outlive_the_thread_that_started_them():
         time.sleep(0.2)
         assert len(port.worker_pids(loader)) == 2
         assert toy.hashes(loader, 1) == undisturbed(epoch=1)
-        assert loader.deaths == 0
+        assert loader.workers.deaths == 0
 
 
 def test_a_message_that_was_cut_off_stops_nobody(tmp_path):
@@ -224,7 +224,7 @@ def test_a_message_that_was_cut_off_stops_nobody(tmp_path):
             time.sleep(0.05)
     assert got == expected
     # A death is noticed where a batch is waited for; a worker may have sent all of its own before.
-    assert 1 <= loader.deaths <= len(killed)
+    assert 1 <= loader.workers.deaths <= len(killed)
 
 
 def test_the_limit_is_never_for_ever_unless_asked_for():
@@ -239,7 +239,7 @@ def test_streams_recover(tmp_path):
     expected = [batch["image"] for batch in stream(None).epoch(0)]
     loader = stream(TWO, Doom("SIGKILL", 21, tmp_path))
     got = [batch["image"] for batch in loader.epoch(0)]
-    assert loader.deaths == 1
+    assert loader.workers.deaths == 1
     assert len(got) == len(expected) == 10
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
 

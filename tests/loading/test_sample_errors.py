@@ -16,7 +16,7 @@ from penstock.loading.bad_samples import (
     in_one_line,
     is_bad,
 )
-from penstock.loading.compose import Compose
+from penstock.loading.fetch import Compose
 
 
 @pytest.mark.parametrize(

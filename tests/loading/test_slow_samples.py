@@ -7,8 +7,7 @@ import pytest
 from torch.utils.data import Dataset
 
 from penstock.loading.fetch import Fetch
-from penstock.loading.workers.executors import nbytes
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions, nbytes
 from penstock.order.plan import Plan
 from penstock.order.samplers import Sequential
 from tests import toy

@@ -9,7 +9,7 @@ import torch
 from penstock.distributed.world import World
 from penstock.loading import loader as module
 from penstock.loading.loader import Loader, Transfer
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
 from penstock.transforms.batch import BatchCompose

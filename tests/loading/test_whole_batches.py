@@ -21,8 +21,7 @@ from penstock.errors import DataError
 from penstock.loading import worker_status
 from penstock.loading.bad_samples import BadSamples
 from penstock.loading.collate import Stack
-from penstock.loading.compose import Compose
-from penstock.loading.fetch import Fetch
+from penstock.loading.fetch import Compose, Fetch
 from penstock.loading.loader import Loader, LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch.utils.data import get_worker_info
 
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.runs import checkpoint
 from tests import deaths, port, toy
 from tests.program import ROOT
@@ -57,7 +57,7 @@ def test_a_worker_that_dies_when_nobody_asks_is_counted():
         pids = port.worker_pids(loader)
         os.kill(pids[0], signal.SIGKILL)
         assert deaths.until(lambda: deaths.is_gone(pids[0]))
-    assert loader.deaths == 1
+    assert loader.workers.deaths == 1
 
 
 PROGRAM = """
@@ -101,7 +101,7 @@ def run_as_program(text, folder):
 UNCLOSED = """
 import torch
 from penstock import DataLoader
-from penstock.loading.workers.options import LoaderOptions as Options
+from penstock.loading.workers.executors import LoaderOptions as Options
 from tests import toy
 
 if __name__ == "__main__":

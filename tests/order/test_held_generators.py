@@ -17,12 +17,11 @@ from penstock.errors import ConfigError
 from penstock.loading.bad_samples import SampleError
 from penstock.loading.batch import batch_hash
 from penstock.loading.collate import Stack
-from penstock.loading.compose import Compose
 from penstock.loading.dataloader import DataLoader
-from penstock.loading.fetch import Fetch
+from penstock.loading.fetch import Compose, Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.stream import StreamFetch
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan, StreamOrder, StreamPlan
 from penstock.order.samplers import Random
 from penstock.order.seeding import Seeding, SharedGeneratorError, scope, stateful_in

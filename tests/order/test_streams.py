@@ -14,7 +14,7 @@ from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.stream import StreamFetch
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import End, Plan, StreamOrder, StreamPlan, is_stream, length_of
 from penstock.order.samplers import Random
 from tests import streams, toy

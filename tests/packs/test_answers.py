@@ -19,7 +19,7 @@ from penstock.loading.facts import (
     facts_of,
     table_of,
 )
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from tests.face_folder import write_faces
 from tests.pack_files import write_images
 from tests.program import run

@@ -22,7 +22,7 @@ from penstock.addons.packs.recipe import Recipe, pack_of
 from penstock.build.data import DataParts
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.transforms import native_images
 from penstock.transforms.image_decoding import DecodeResizeCenterCrop
 from tests import warm
@@ -135,7 +135,7 @@ def test_a_full_disk_is_reported_and_nothing_remains(tmp_path):
         "from penstock.addons.packs.packing import pack\n"
         "from penstock.addons.packs.recipe import Recipe\n"
         "from penstock.errors import DataError\n"
-        "from penstock.loading.workers.options import LoaderOptions\n"
+        "from penstock.loading.workers.executors import LoaderOptions\n"
         "options = LoaderOptions('thread', 2)\n"
         "try:\n    pack(Large(8), 'train', Recipe(), sys.argv[1], options=options)\n"
         "except DataError as error:\n    print(error)\n"

@@ -14,10 +14,9 @@ from penstock.addons.packs.recipe import Recipe
 from penstock.errors import DataError
 from penstock.loading.batch import hash_sample
 from penstock.loading.collate import Stack, kinds_of
-from penstock.loading.compose import Compose
-from penstock.loading.fetch import Fetch
+from penstock.loading.fetch import Compose, Fetch
 from penstock.loading.loader import Loader
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan, Request
 from penstock.order.samplers import Bucket, Random, Weighted
 from tests.pack_files import Everything, write_images

@@ -152,7 +152,7 @@ def test_killed_actors_cost_no_batch():
             found.append(port.batch_hash([batch]))
             if batch.request.step % 20 == 10:
                 os.kill(next(iter(ours.workers.executor._pids.values())), signal.SIGKILL)
-        assert ours.deaths >= 2
+        assert ours.workers.deaths >= 2
     assert found == expected
 
 

@@ -34,9 +34,8 @@ from penstock.datasets.arrays import Arrays
 from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.sequences import Sequences
 from penstock.errors import ConfigError
-from penstock.loading.facts import SomeRows
-from penstock.loading.fields import NAMELESS
-from penstock.loading.fingerprint import PLACE
+from penstock.loading.facts import NAMELESS, SomeRows
+from penstock.order.address import PLACE
 from penstock.runs import identity
 from penstock.runs.identity import UNREADABLE, digests, fingerprint_of
 from tests.program import run

@@ -34,7 +34,7 @@ from penstock.loading.collate import List
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.stream import StreamFetch
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan, StreamOrder, StreamPlan, is_stream
 from penstock.order.samplers import Random
 from tests.s3_server import ENVIRONMENT, wait_until

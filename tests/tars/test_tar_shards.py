@@ -22,7 +22,7 @@ from penstock.loading import encoded
 from penstock.loading.collate import List
 from penstock.loading.loader import Loader
 from penstock.loading.stream import StreamFetch
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import StreamOrder, StreamPlan
 from tests import toy
 from tests.support.store_server import bucket

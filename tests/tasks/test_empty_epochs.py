@@ -8,7 +8,7 @@ from penstock.errors import DataError
 from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan, length_of
 from penstock.order.samplers import Sequential
 from penstock.training.loop import validate

@@ -15,7 +15,7 @@ from penstock.loading.batch import batch_hash
 from penstock.loading.collate import Mismatch
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan
 
 T = 64

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from penstock.addons.tokens.lengths import table_in_tokens
-from penstock.loading.fields import Fields
+from penstock.loading.facts import Fields
 
 
 class Rows:

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
 from penstock.runs import checkpoint

@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.loading.collate import Stack
 from penstock.loading.loader import Loader
 from penstock.loading.stream import StreamFetch
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.address import Address, Skipped
 from penstock.order.plan import StreamOrder, StreamPlan
 from penstock.runs import checkpoint

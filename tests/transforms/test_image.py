@@ -5,7 +5,7 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.errors import ConfigError, DataError
-from penstock.loading.compose import Compose
+from penstock.loading.fetch import Compose
 from penstock.transforms.image import FaceCrop, LandmarkFlip, Normalize
 
 

@@ -23,9 +23,8 @@ from penstock.datasets.reading.image import encoded_image, read_image
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits
 from penstock.loading.collate import Stack
-from penstock.loading.compose import Compose
 from penstock.loading.encoded import EncodedImage, StoredPictures
-from penstock.loading.fetch import Fetch
+from penstock.loading.fetch import Compose, Fetch
 from penstock.loading.loader import Loader, LoaderOptions
 from penstock.order.keys import begin_sample, hash64
 from penstock.transforms import image_decoding, native_images

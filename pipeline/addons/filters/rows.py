@@ -22,8 +22,7 @@ from torch.utils.data import Subset
 
 from penstock.config.targets import make
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.loading.facts import KEPT, SomeRows, columns_of, table_of
-from penstock.loading.fields import Fields
+from penstock.loading.facts import KEPT, Fields, SomeRows, columns_of, table_of
 from penstock.order.keys import IntArray
 from penstock.order.plan import is_stream
 from penstock.runs import quarantine

@@ -16,8 +16,7 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.errors import DataError
-from penstock.loading.encoded import EncodedImage
-from penstock.loading.output import allocate
+from penstock.loading.encoded import EncodedImage, allocate
 
 Numbers = npt.NDArray[Any]
 
@@ -185,7 +184,8 @@ def _column(field: Field, values: Sequence[Any]) -> Column:
     if field.has_canvas:
         canvases = np.array([value.canvas_size for value in values], np.int32)
     size = sum(array.nbytes for array in arrays)
-    target, numbers = allocate((size,), np.dtype(np.uint8))
+    numbers = allocate((size,), np.dtype(np.uint8))
+    target = numbers.numpy()
     start = 0
     for array in arrays:
         stop = start + array.nbytes

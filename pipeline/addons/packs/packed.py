@@ -32,8 +32,7 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Limits
 from penstock.loading.collate import Ragged
 from penstock.loading.encoded import EncodedImage, StoredPictures
-from penstock.loading.facts import classes_of, columns_of, facts_of, table_of
-from penstock.loading.fields import Fields
+from penstock.loading.facts import Fields, classes_of, columns_of, facts_of, table_of
 from penstock.order.keys import IntArray
 
 if TYPE_CHECKING:

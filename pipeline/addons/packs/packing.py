@@ -29,10 +29,10 @@ from penstock.distributed.world import World, usable_cpus
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.paths import is_remote, join
 from penstock.loading.encoded import EncodedImage
+from penstock.loading.facts import Fields
 from penstock.loading.fetch import Fetch
-from penstock.loading.fields import Fields
 from penstock.loading.loader import Loader
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.keys import IntArray
 from penstock.order.plan import Plan, is_stream
 from penstock.order.samplers import Sequential

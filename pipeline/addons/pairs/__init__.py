@@ -28,7 +28,7 @@ from penstock.distributed.parallel import gathered
 from penstock.distributed.world import launched_rank
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
-from penstock.loading.compose import Compose
+from penstock.loading.fetch import Compose
 from penstock.order.keys import begin_sample, hash64, key_at_hand
 from penstock.training.adapter import Rendered
 

@@ -39,7 +39,7 @@ from penstock.files.limits import PositiveFloat
 from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
 from penstock.loading.worker_status import WAITS
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.address import Address
 from penstock.runs.folder import RunFolder
 from penstock.tasks.fit import make_options, spare_cores

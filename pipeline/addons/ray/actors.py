@@ -27,8 +27,14 @@ from pydantic import Field
 from penstock.distributed.stop import SIGNALS
 from penstock.errors import ConfigError, Problem
 from penstock.loading import worker_status
-from penstock.loading.workers.executors import Silence, Task, WorkerError, attempt, report_of
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.executors import (
+    LoaderOptions,
+    Silence,
+    Task,
+    WorkerError,
+    attempt,
+    report_of,
+)
 from penstock.loading.workers.pool import as_worker, wrapped
 from penstock.torch_internals import share_by
 

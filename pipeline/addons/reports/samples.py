@@ -26,8 +26,8 @@ from penstock.build.data import DataParts, Split
 from penstock.files.disk import prepare, write_atomically
 from penstock.loading.bad_samples import path_of
 from penstock.loading.batch import Batch
-from penstock.loading.compose import Compose
 from penstock.loading.facts import own_row, unfiltered
+from penstock.loading.fetch import Compose
 from penstock.order.keys import IntArray
 from penstock.order.plan import End, StreamPlan, length_of
 from penstock.order.seeding import scope

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.loading.facts import table_for, table_of
-from penstock.loading.fields import Fields
+from penstock.loading.facts import Fields, table_for, table_of
 from penstock.terminal import watched
 
 

@@ -49,6 +49,7 @@ from penstock.loading import worker_status
 from penstock.loading.worker_status import FIELDS, WorkerStatus
 from penstock.loading.workers.executors import (
     POLL,
+    LoaderOptions,
     Silence,
     Task,
     WorkerError,
@@ -57,7 +58,6 @@ from penstock.loading.workers.executors import (
     report_of,
 )
 from penstock.loading.workers.message import Arena, anonymous_file, receive, send, socket_pair
-from penstock.loading.workers.options import LoaderOptions
 from penstock.torch_internals import (
     ExceptionWrapper,
     WorkerInfo,
