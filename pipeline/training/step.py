@@ -438,6 +438,8 @@ def warmup_steps(warmup: float, total_steps: int) -> int:
     """
     less = "the training split has less than one batch, and batch.tail=drop leaves that out"
     require(total_steps > 0, "batch", f"{less}; set a smaller batch.size, or batch.tail=keep")
+    whole = f"{warmup} is neither a share below 1 nor a whole number of steps"
+    require(warmup < 1 or warmup == int(warmup), "schedule.warmup", whole)
     steps = round(warmup * total_steps if warmup < 1 else warmup)
     reason = f"{steps} of {total_steps} steps leave none after it"
     require(steps < total_steps, "schedule.warmup", reason)

@@ -276,7 +276,7 @@ def of_data():
                 f"{kind}, {task}",
                 f"{task}=FOLDER/run",
                 {**run, best: data},
-                "no safetensors file",
+                "no safetensors file|no checkpoint of Penstock's",
                 1,
             )
 

@@ -86,7 +86,6 @@ REFUSED = [
     (OWN, ["sampler=stream"], "sampler", "Numbers has rows that can be chosen"),
     (OWN, [STREAM, "sampler=stream", "loader.in_order=false"], "loader.in_order", "stream"),
     # batches
-    (OWN, [MIXED, "batch.size=5"], "batch.size", "take a multiple of 2"),
     (OWN, [MIXED, "batch.size=null"], "transform.train_batch", "set batch.size"),
     (OWN, [MIXED, "collate=list"], "transform.train_batch", "set collate=stack"),
     (OWN, [MIXED.replace("train_b", "val_b")], "transform.val_batch.mix", "transform.train_batch"),

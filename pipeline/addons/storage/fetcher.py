@@ -536,7 +536,7 @@ async def _run(options: Mapping[str, Any]) -> None:
         asyncio.create_task(fetcher.count()),
         asyncio.create_task(server.serve_forever()),
     }
-    print("ready", flush=True)
+    os.write(1, b"ready\n")  # to the owner, who waits for it
     # The owner's end of this pipe closes when it ends, however it does, and its workers with it.
     await asyncio.to_thread(sys.stdin.read)
     shutil.rmtree(Path(options["socket"]).parent, ignore_errors=True)
