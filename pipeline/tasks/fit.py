@@ -205,7 +205,7 @@ class Fit:
             "worker_deaths": sum(record["worker_deaths"] for record in result.history),
         }
         with only_shown("the table of results"):
-            summary.print_report(result, self.levels, manifest["monitor"])
+            summary.print_report(result, self.levels, manifest["monitor"], manifest["mode"])
         self.show("run", self.folder.path)
         if best := self.best:
             self.show("checkpoint", best)

@@ -67,11 +67,14 @@ def summary(fit: Fit) -> str:
     return "\n".join(f"{name:<9} {text}" for name, text in rows.items() if text)
 
 
-def print_report(result: Result, levels: Mapping[str, Record], monitor: str | None) -> None:
+def print_report(
+    result: Result, levels: Mapping[str, Record], monitor: str | None, mode: str
+) -> None:
     """Print to stdout the metrics of the best and the last epoch beside others; speed.
 
     Args:
         levels: of what they compare with, by name; first the constant.
+        mode: whether less ("min") or more ("max") of the monitor is better.
     """
     history, best, last = result.history, result.best, result.history[-1]
     shown = [("best and last", last)] if best is last else [("best", best), ("last", last)]
@@ -88,9 +91,12 @@ def print_report(result: Result, levels: Mapping[str, Record], monitor: str | No
         put("no validation, as data.validate is false; the last checkpoint is the result")
     own = next(iter(columns.values())).get(monitor or "", math.nan)
     for name, level in levels.items():
-        if monitor and level.get(monitor):
+        if monitor in level:
             other = level[monitor]
-            put(f"{monitor} {own:.4f} | {name} {other:.4f} | ratio {own / other:.2f}")
+            is_better = own > other if mode == "max" else own < other
+            side = "better" if is_better else "no better" if own == other else "worse"
+            ratio = f"ratio {own / other:.2f}, " if other else ""
+            put(f"{monitor} {own:.4f} | {name} {other:.4f} | {ratio}{side}")
     seconds = sum(record["seconds"] for record in history)
     speed, waiting = (  # each epoch weighs as long as it took
         sum(record[name] * record["seconds"] for record in history) / seconds

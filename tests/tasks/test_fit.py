@@ -293,21 +293,37 @@ def record(epoch, nme):
 def test_the_report_shows_best_last_and_baseline(capsys):
     history = [record(0, 0.1), record(1, 0.2)]
     result = Result(history, history[0], "patience")
-    print_report(result, {"mean face": {"loss": 4.0, "nme": 0.4}}, "nme")
+    print_report(result, {"mean face": {"loss": 4.0, "nme": 0.4}}, "nme", "min")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["best,", "epoch", "0", "last,", "epoch", "1", "mean", "face"]
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:4]}
     assert rows["nme"] == ["0.1000", "0.2000", "0.4000"]
-    assert lines[4] == "nme 0.1000 | mean face 0.4000 | ratio 0.25"
+    assert lines[4] == "nme 0.1000 | mean face 0.4000 | ratio 0.25, better"
     assert lines[5] == (
         "epochs 2, steps 20, 5.0 s of training: 160 samples/s, 20% of the time waiting for data; "
         "ended by patience"
     )
 
 
+@pytest.mark.parametrize(
+    ("own", "constant", "mode", "said"),
+    [
+        (0.5, 0.4, "min", "| ratio 1.25, worse"),
+        (0.5, 0.4, "max", "| ratio 1.25, better"),
+        (0.4, 0.4, "max", "| ratio 1.00, no better"),
+        (0.5, 0.0, "max", "| better"),
+        (math.nan, 0.4, "min", "| ratio nan, worse"),
+    ],
+)
+def test_a_ratio_says_which_side_is_good(own, constant, mode, said, capsys):
+    result = Result([record(0, own)], record(0, own), "max_epochs")
+    print_report(result, {"constant": {"loss": 1.0, "nme": constant}}, "nme", mode)
+    assert any(line.endswith(said) for line in capsys.readouterr().out.splitlines())
+
+
 def test_the_report_of_a_run_that_never_had_a_number(capsys):
     history = [record(0, math.nan)]
-    print_report(Result(history, None, "max_epochs"), {}, "nme")
+    print_report(Result(history, None, "max_epochs"), {}, "nme", "min")
     out = capsys.readouterr().out
     assert "last, epoch 0" in out
     assert "best" not in out
