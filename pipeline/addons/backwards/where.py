@@ -11,7 +11,8 @@ is needed and no sample is read. Cost: 20 us a batch and rank, and 20 us a line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,10 +29,7 @@ from penstock.order.address import Address
 from penstock.order.keys import sample_keys
 from penstock.order.plan import Plan
 from penstock.tasks.summary import put_rows
-from penstock.terminal import one_line, say
-
-MOST_ROWS = 100  # that are searched for
-_COLUMNS = ("path", "class", "label")  # of the dataset's table, where it has them
+from penstock.terminal import one_line
 
 
 def run(config: Config) -> None:
@@ -50,157 +48,95 @@ def run(config: Config) -> None:
             "by reading up to it; task=replay makes the batch of an address"
         )
         raise ConfigError(Problem("dataset", reason))
-    listing = _Listing(split, split.plan)
+    # Also what is cut off an epoch, which is what somebody who misses a sample looks for.
+    every = replace(split.plan, most=None, tail=split.plan.tail.replace("drop", "keep"))
+    table, wanted = table_of(split.dataset, split.data.fields), np.ones(len(split.dataset), bool)
     if config.address is not None:
-        lines = list(listing.of_address(Address(*config.address)))
+        addresses = [Address(*config.address)]
+        if addresses[0].step >= split.plan.steps(addresses[0].epoch):
+            steps = split.plan.steps(addresses[0].epoch)
+            reason = f"epoch {addresses[0].epoch} of the {split.name} split has {steps} steps"
+            raise ConfigError(Problem("address", f"{reason}, 0 to {steps - 1}"))
     else:
-        rows = _rows_of(config.sample, split)
-        if len(rows) > MOST_ROWS:
-            say(f"{len(rows)} samples, of which these are the first {MOST_ROWS}")
-        lines = list(listing.of_rows(rows[:MOST_ROWS]))
-        lines.sort(key=lambda line: int(line[0]))  # of a row, they stay in the order of training
-    put_rows([listing.header, *lines])
+        wanted = np.isin(np.arange(len(wanted)), _rows_of(config.sample, split))
+        last = config.trainer.max_epochs if split.is_train else 1
+        first, _, stop = str(f"0:{last}" if config.epochs is None else config.epochs).partition(":")
+        epochs = range(int(first), int(stop or int(first) + 1))
+        addresses = [Address(at, step) for at in epochs for step in range(every.steps(at))]
+    lines = [line for each in addresses for line in _lines(split, every, table, each, wanted)]
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    put_rows([names, *([line.get(name, "") for name in names] for line in lines)])
 
 
-class _Listing:
-    """Lines of cells about a split.
+def _lines(
+    split: Split, every: Plan, table: Any, address: Address, wanted: np.ndarray
+) -> Iterator[dict[str, str]]:
+    """The places of the wanted rows (bool[rows]) in a batch: cells by the names of columns."""
+    distributed, whole = split.config.distributed, unfiltered(split.dataset)
+    nproc = default_processes() if distributed.nproc == "auto" else distributed.nproc
+    world = 1 if distributed.strategy == "none" else nproc
+    for rank in range(world):
+        share = every.request(*address, rank, world)
+        for place in np.flatnonzero(wanted[share.indices[: share.valid]]).tolist():
+            row, position = int(share.indices[place]), share.positions[place : place + 1]
+            own = own_row(split.dataset, row)
+            own = row if own is None else own
+            key = int(sample_keys(split.config.seed, address.epoch, position)[0])
+            cells = {"row": own, "epoch": address.epoch, "step": address.step}
+            cells |= {"position": int(position[0]), "rank": rank, "key": f"{key:016x}"}
+            if share.parts is not None:
+                start, stop, length, block = share.parts[place].tolist()
+                cells |= {"tokens": f"{start}:{stop} of {length}", "block": block}
+            if hasattr(whole, "place_of"):  # a mixture
+                cells["source"] = "{}:{}".format(*whole.place_of(own))
+            for name in ("path", "class", "label"):
+                if table is not None and name in table.columns:
+                    cells[name] = one_line(table[name].iloc[row])
+            yield {**{name: str(cell) for name, cell in cells.items()}, "": _fate(split, address)}
 
-    Attributes:
-        every: the plan without what cuts an epoch short.
-        end: the first address behind those that are trained on.
-    """
 
-    def __init__(self, split: Split, plan: Plan) -> None:
-        self.split, self.plan, self.config, self.dataset = split, plan, split.config, split.dataset
-        self.every = replace(plan, most=None, tail="keep" if plan.tail == "drop" else plan.tail)
-        trainer = self.config.trainer
-        self.end = Address(trainer.max_epochs, 0)
-        if trainer.max_steps is not None and not plan.skipped:  # skipped batches are no steps
-            steps = np.array([plan.steps(epoch) for epoch in range(trainer.max_epochs)])
-            updates = np.cumsum([0, *-(-steps // trainer.accumulate)])
-            last = int(np.searchsorted(updates, trainer.max_steps, side="right")) - 1
-            self.end = Address(last, int(trainer.max_steps - updates[last]) * trainer.accumulate)
-        table = table_of(self.dataset, split.data.fields)
-        self.columns = {
-            name: np.asarray(table[name])
-            for name in _COLUMNS
-            if table is not None and name in table.columns
-        }
-        packed = ["tokens", "block"] * plan.sampler.packs
-        self.source = ["source"] * hasattr(unfiltered(self.dataset), "place_of")
-        self.header = ["row", "epoch", "step", "position", "rank", "key", *packed]
-        self.header += [*self.source, *self.columns, ""]
-
-    def of_address(self, address: Address) -> Iterator[list[str]]:
-        """The rows of a batch."""
-        steps = self.plan.steps(address.epoch)
-        if address.step >= steps:
-            where = f"epoch {address.epoch} of the {self.split.name} split"
-            reason = f"{where} has {steps} steps, 0 to {steps - 1}, and no step {address.step}"
-            raise ConfigError(Problem("address", reason))
-        yield from self._lines(address, np.ones(len(self.dataset), np.bool_))
-
-    def of_rows(self, rows: list[int]) -> Iterator[list[str]]:
-        """The places of rows in the epochs that are asked for, also behind the end of one."""
-        wanted = np.zeros(len(self.dataset), np.bool_)
-        wanted[rows] = True
-        last = self.end.epoch + (self.end.step > 0) if self.split.name == "train" else 1
-        given = f"0:{last}" if self.config.epochs is None else str(self.config.epochs)
-        first, _, stop = given.partition(":")
-        for epoch in range(int(first), int(stop or int(first) + 1)):
-            missing = {str(self._own(row)) for row in rows}
-            for step in range(self.every.steps(epoch)):
-                for line in self._lines(Address(epoch, step), wanted):
-                    missing.discard(line[0])
-                    yield line
-            empty = ["-"] * (len(self.header) - 3)
-            yield from ([own, str(epoch), *empty, "not in this epoch"] for own in missing)
-
-    def _lines(self, address: Address, wanted: np.ndarray) -> Iterator[list[str]]:
-        """The places of the wanted rows (bool[rows]) in a batch."""
-        distributed, world = self.config.distributed, 1
-        if distributed.strategy != "none":
-            world = default_processes() if distributed.nproc == "auto" else distributed.nproc
-        for rank in range(world):
-            share = self.every.request(*address, rank, world)
-            for place in np.flatnonzero(wanted[share.indices[: share.valid]]).tolist():
-                row, position = int(share.indices[place]), share.positions[place : place + 1]
-                key = int(sample_keys(self.config.seed, address.epoch, position)[0])
-                cells = [str(self._own(row)), *map(str, address), str(position[0]), str(rank)]
-                cells.append(f"{key:016x}")
-                if share.parts is not None:
-                    start, stop, length, block = share.parts[place].tolist()
-                    cells += [f"{start}:{stop} of {length}", str(block)]
-                if self.source:
-                    cells.append("{}:{}".format(*unfiltered(self.dataset).place_of(self._own(row))))
-                cells += [one_line(column[row]) for column in self.columns.values()]
-                yield [*cells, self._fate(address)]
-
-    def _fate(self, address: Address) -> str:
-        """Why a batch is not trained on, in a few words; empty for most."""
-        steps = self.plan.steps(address.epoch)
-        if address.step >= steps:
-            return f"behind the {steps} batches of the epoch (batch.tail=drop, or a limit)"
-        if address in self.plan.skipped:
-            return "left out (trainer.skip)"
-        if self.split.name == "train" and address >= self.end:
-            return "behind the end (trainer.max_epochs, trainer.max_steps)"
-        return ""
-
-    def _own(self, row: int) -> int:
-        own = own_row(self.dataset, row)
-        return row if own is None else own
+def _fate(split: Split, address: Address) -> str:
+    """Why a batch is not trained on, in a few words; empty for most."""
+    plan, trainer = split.plan, split.config.trainer
+    if address in plan.skipped:
+        return "left out (trainer.skip)"
+    steps = [plan.steps(epoch) or 0 for epoch in range(address.epoch + 1)]
+    if address.step >= steps[-1]:
+        return f"behind the {steps[-1]} batches of the epoch (batch.tail=drop, or a limit)"
+    updates = [-(-count // trainer.accumulate) for count in (*steps[:-1], address.step + 1)]
+    # A skipped batch is no step, so with some nobody knows which batch is the last.
+    is_over = sum(updates) > (trainer.max_steps or math.inf) and not plan.skipped
+    is_behind = split.is_train and (is_over or address.epoch >= trainer.max_epochs)
+    return "behind the end (trainer.max_epochs, trainer.max_steps)" if is_behind else ""
 
 
 def _rows_of(sample: Any, split: Split) -> list[int]:
     """The rows that `sample` means, ascending, as the plan of `split` numbers them.
 
     Raises:
-        ConfigError: there is no such sample, a name is that of several files, or the dataset's
-            filter leaves them out.
+        ConfigError: there is no such sample, or the dataset's filter leaves it out.
     """
-    whole, samples = unfiltered(split.dataset), sample if isinstance(sample, list) else [sample]
-    own = sorted({row for one in samples for row in _own_rows(str(one).strip(), whole, split)})
-    if not own:
-        raise ConfigError(Problem("sample", "is empty; give a row, a path, or an expression"))
+    whole, own = unfiltered(split.dataset), set[int]()
+    table, sources = table_of(whole, split.data.fields), getattr(whole, "source_lengths", {})
+    for text in map(str, sample if isinstance(sample, list) else [sample]):
+        source, _, number = text.strip().rpartition(":")
+        if number.lstrip("+-").isdecimal() and source in ("", *sources):
+            before = [*sources][: [*sources].index(source)] if source else []
+            is_there = 0 <= int(number) < (sources[source] if source else len(whole))
+            own |= {int(number) + sum(sources[name] for name in before)} if is_there else set()
+        elif is_expression(text):
+            own |= {*np.flatnonzero(Expression(text, "sample").mask(table)).tolist()}
+        else:
+            has_paths = table is not None and "path" in table.columns
+            every = range(0 if has_paths else len(whole))
+            paths = table["path"] if has_paths else [path_of(whole, row) for row in every]
+            tail = "/" + text.strip().lstrip("./")
+            own |= {row for row, path in enumerate(paths) if f"/{path}".endswith(tail)}
+    rows = sorted(own)
     if isinstance(split.dataset, SomeRows):
-        rows = np.flatnonzero(np.isin(split.dataset.rows, own)).tolist()
-    else:
-        rows = own
+        rows = np.flatnonzero(np.isin(split.dataset.rows, rows)).tolist()
     if not rows:
-        raise ConfigError(Problem("sample", f"row {own[0]} is left out by the dataset's filter"))
-    return rows
-
-
-def _own_rows(text: str, whole: Any, split: Split) -> list[int]:
-    """The dataset's own rows that are named by number, SOURCE:ROW, path, or expression."""
-    source, _, number = text.rpartition(":")
-    lengths = getattr(whole, "source_lengths", {})
-    if number.lstrip("+-").isdecimal() and source in ("", *lengths):
-        length = lengths[source] if source else len(whole)
-        if not 0 <= int(number) < length:
-            reason = f"row {text} does not exist; the {split.name} split has rows 0 to {length - 1}"
-            raise ConfigError(Problem("sample", reason))
-        names = list(lengths)[: list(lengths).index(source)] if source else []
-        return [int(number) + sum(lengths[name] for name in names)]
-    table = table_of(whole, split.data.fields)
-    if not is_expression(text):
-        paths: Iterable[str] = (path_of(whole, row) for row in range(len(whole)))
-        if table is not None and "path" in table.columns:
-            paths = map(str, table["path"])
-        tail = "/" + text.lstrip("./")
-        found = {row: path for row, path in enumerate(paths) if f"/{path}".endswith(tail)}
-        exact = [row for row, path in found.items() if path == text]
-        if len(names := sorted({*found.values()})) > 1 and not exact:
-            some = ", ".join(names[:5])
-            reason = f"{len(names)} files end in {text!r}: {some} ...; give more of the path"
-            raise ConfigError(Problem("sample", reason))
-        if found:
-            return exact or [*found]
-        if table is None or text not in table.columns:
-            reason = f"no sample's path ends in {text!r}, and it is no expression over the table"
-            raise ConfigError(Problem("sample", reason))
-    rows: list[int] = np.flatnonzero(Expression(text, "sample").mask(table)).tolist()
-    if not rows:
-        raise ConfigError(Problem("sample", f"{text!r}: holds for none of {len(whole)} rows"))
+        left = f", behind its filter, which leaves out {sorted(own)[:3]}" if own else ""
+        reason = f"{sample!r} is none of the {len(whole)} rows of the {split.name} split{left}"
+        raise ConfigError(Problem("sample", reason))
     return rows
