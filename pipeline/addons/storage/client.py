@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing.connection import Client as connect
@@ -194,32 +194,22 @@ class Client:
         local.opened.send_bytes(content)
         return local.opened
 
-    def _asked(self, **request: Any) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
-        """What comes in answer to a request: heads and contents of blocks."""
-        begun = False
-        for attempt in range(3):
+    def _asked(self, count: int = 0, /, **request: Any) -> tuple[Any, list[bytes]]:
+        """The result of a request, and contents of `count` blocks."""
+        for _ in range(3):
             try:
                 opened = self._send(**request)
-                while True:
-                    head = json.loads(opened.recv_bytes())
-                    if "error" in head:
-                        kinds = {"config": ConfigError, "unreachable": UnreachableError}
-                        raise kinds.get(head["kind"], DataError)(head["error"])
-                    begun = True
-                    yield head, [opened.recv_bytes() for _ in range(head.get("blocks", 0))]
-                    if "page" not in head:
-                        return
+                head = json.loads(opened.recv_bytes())
+                if "error" not in head:
+                    return head.get("result"), [opened.recv_bytes() for _ in range(count)]
+                kinds = {"config": ConfigError, "unreachable": UnreachableError}
+                raise kinds.get(head["kind"], DataError)(head["error"])
             except (OSError, EOFError):  # it was killed, as by a lack of memory
                 self._local.pid = None
-                if begun or attempt == 2:
-                    raise DataError(
-                        "the process that fetches files ended again and again; see its messages "
-                        "above, or whether this machine has memory left"
-                    ) from None
-
-    def _result(self, **request: Any) -> Any:
-        (head, _), *_ = self._asked(**request)
-        return head["result"]
+        raise DataError(
+            "the process that fetches files ended again and again; see its messages above, or "
+            "whether this machine has memory left"
+        )
 
     # --- What is known of files
 
@@ -241,9 +231,8 @@ class Client:
                 else:
                     unknown.append(check_address(address))
         if unknown:
-            for address, told in zip(
-                unknown, self._result(do="look", addresses=unknown), strict=True
-            ):
+            result, _ = self._asked(do="look", addresses=unknown)
+            for address, told in zip(unknown, result, strict=True):
                 self._known[address] = told and Object.of(address, *told, self._endpoint)
         return [self._known[address] for address in addresses]
 
@@ -265,26 +254,21 @@ class Client:
         """
         address = check_address(address.rstrip("/"))
         if address not in self._listings:
-            with progress(f"listing {address}") as show:
-                files: list[tuple[str, int, str]] = []
-                if address.startswith("http"):
-                    files = self._indexed(address)
-                else:
-                    for head, _ in self._asked(do="list", address=address):
-                        files += map(tuple, head.get("page", []))
-                        show(len(files))
-                        self._check_count(address, len(files))
+            with progress(f"listing {address}"):
+                files, _ = (
+                    (self._indexed(address), None)
+                    if address.startswith("http")
+                    else self._asked(do="list", address=address)
+                )
+            if len(files) > self.files.limits.files:
+                refusal = self.files.limits.refusal("files", f"{len(files)} files")
+                raise DataError(f"{address!r} lists {refusal}")
             if not files:
                 raise DataError(
                     f"{address!r} is missing in its store, or holds no files. Check the address."
                 )
             self._listings[address] = Listing(files)
         return self._listings[address]
-
-    def _check_count(self, address: str, count: int) -> None:
-        if count > self.files.limits.files:
-            refusal = self.files.limits.refusal("files", f"{count} files")
-            raise DataError(f"{address!r} lists {refusal}")
 
     def _indexed(self, address: str) -> list[tuple[str, int, str]]:
         """The files that the index of a web server's folder names."""
@@ -297,7 +281,6 @@ class Client:
                 "Write one before you upload the folder (python -m penstock.addons.storage.index "
                 "FOLDER), or name the files: NAME-{000..127}.tar"
             )
-        self._check_count(address, found.size // 36)  # bytes of the shortest line
         return index.parsed(bytes(self.read([(found, 0, found.size)])[0]), found.address)
 
     # --- Contents
@@ -317,7 +300,7 @@ class Client:
                 missing |= {(item.entry, block): item for block in item.blocks(start, stop)}
         if missing:
             blocks = [(item, block) for (_, block), item in missing.items()]
-            (_, contents), *_ = self._asked(do="read", blocks=blocks)
+            _, contents = self._asked(len(blocks), do="read", blocks=blocks, forced=False)
             came = dict(zip(missing, contents, strict=True))
             for row, (item, start, stop) in enumerate(spans):
                 if made[row] is None:
@@ -327,43 +310,38 @@ class Client:
                     made[row] = whole[start - first : stop - first]
         return made  # type: ignore[return-value]
 
-    def hold(self, item: Object, forced: bool) -> Path | None:
-        """The path of all of a file in the cache; None if that has no room and is not `forced`."""
-        path, cached = self.cache.folder / item.entry, self.cache.opened(item)
-        if cached is None and not item.size:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-        missing = [
-            block
-            for block in item.blocks(0, item.size)
-            if cached is None or cached.read(*item.bounds(block)) is None
-        ]
-        if missing:
-            name = item.address.rpartition("/")[2]
-            with progress(f"downloading {name}", len(missing) * BLOCK, "bytes") as show:
-                for first in range(0, len(missing), _WINDOW):
-                    window = [(item, block) for block in missing[first : first + _WINDOW]]
-                    if not self._result(do="hold", blocks=window, forced=forced):
-                        return None
-                    show((first + len(window)) * BLOCK)
-        return path
+    def _missing(self, item: Object) -> list[int]:
+        """The blocks of a file that the cache lacks."""
+        cached = self.cache.opened(item)
+        blocks = item.blocks(0, item.size)
+        return [n for n in blocks if cached is None or cached.read(*item.bounds(n)) is None]
 
     def local(self, address: str) -> Path:
         """The path of a file in the cache, which all of it is brought into; as `Files.local`."""
         if "\0" in address:  # a part, which is brought only
             self.content(address)
             return Path()
-        path = self.hold(self.look(address), forced=True)
-        assert path is not None
+        item = self.look(address)
+        path, missing = self.cache.folder / item.entry, self._missing(item)
+        if not item.size:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        with progress(f"downloading {address.rpartition('/')[2]}", item.size, "bytes") as show:
+            for first in range(0, len(missing), _WINDOW):
+                window = [(item, block) for block in missing[first : first + _WINDOW]]
+                self._asked(len(window), do="read", blocks=window, forced=True)
+                show((first + len(window)) * BLOCK)
         return path
 
     def file(self, item: Object, function: Callable[[str], T]) -> T:
         """`function(path)` for a path with the content of a file, gone afterwards if not cached."""
-        path = self.hold(item, forced=False)
-        if path is not None:
-            return function(str(path))
+        if item.size > _WINDOW * BLOCK:  # too large to hold in memory
+            return function(str(self.local(item.address)))
+        content = self.read([(item, 0, item.size)])[0]
+        if item.size and not self._missing(item):
+            return function(str(self.cache.folder / item.entry))
         with tempfile.NamedTemporaryFile(suffix=Path(item.address).suffix) as file:
-            file.write(self.read([(item, 0, item.size)])[0])
+            file.write(content)
             file.flush()
             return function(file.name)
 
@@ -401,7 +379,7 @@ class Client:
         size = sum((folder / name).stat().st_size for name in names)
         with progress(f"sending {size >> 20} MiB to {address}"):
             try:
-                self._result(do="send", folder=str(folder), names=names, last=last, address=address)
+                self._asked(do="send", folder=str(folder), names=names, last=last, address=address)
             except ConfigError as error:
                 raise ConfigError(Problem(key, str(error))) from error
             finally:

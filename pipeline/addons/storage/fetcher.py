@@ -7,7 +7,6 @@ Clients connect to its socket and send one request after the other, as JSON:
     {"do": "look", "addresses": [...]}     sizes and versions
     {"do": "list", "address": ...}         the same of all files below
     {"do": "read", "blocks": [...]}        contents of blocks, kept in the cache if it has room
-    {"do": "hold", "blocks": [...]}        the blocks are to be in the cache; contents stay here
     {"do": "want", "blocks": [...]}        somebody will read them soon; there is no answer
     {"do": "send", ...}                    a folder of this machine goes to an address
 
@@ -35,7 +34,7 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -223,7 +222,7 @@ class Stores:
         # The index of a folder has MD5s, and its web server knows none: all of a file is compared
         # with its MD5, and parts with what the server says of the file when it is first needed.
         indexed = item.version.startswith("md5:") and item.address.startswith("http")
-        is_all, seen = (start, stop) == (0, item.size), set[str]()
+        is_all = (start, stop) == (0, item.size)
 
         async def once(store: Any, path: str) -> memoryview:
             part: Any = {} if is_all else {"range": (start, stop)}
@@ -231,20 +230,16 @@ class Stores:
             content, told = memoryview(await answer.bytes_async()), answer.meta
             fits = told["size"] == item.size and len(content) == stop - start
             if fits and indexed and is_all:
-                digest = f"md5:{hashlib.md5(content, usedforsecurity=False).hexdigest()}"
-                if digest == item.version:
-                    return content
-                if digest in seen:
-                    raise Failed(
-                        f"{item.address!r} has changed since the index of its folder was written. "
-                        "Write it again: python -m penstock.addons.storage.index FOLDER"
+                md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+                if f"md5:{md5}" != item.version:
+                    raise Damaged(
+                        "it is not the file of its folder's index. If it has changed, write that "
+                        "again: python -m penstock.addons.storage.index FOLDER"
                     )
-                seen.add(digest)
-                raise Damaged("its checksum does not match")
-            if indexed and item.entry not in self._served:
-                self._served[item.entry] = (await self.look(item.address))[1]
-            wanted = self._served.get(item.entry, item.version)
-            if fits and version_of(item.address, told) == wanted:
+                return content
+            version = version_of(item.address, told)
+            wanted = self._served.setdefault(item.entry, version) if indexed else item.version
+            if fits and version == wanted:
                 return content
             size, version = await self.look(item.address)
             if (size, version) != (item.size, wanted):
@@ -258,18 +253,19 @@ class Stores:
         content: memoryview = await self.attempts(item.address, once)
         return content
 
-    async def files(self, address: str) -> AsyncIterator[list[tuple[str, int, str]]]:
-        """Names below a folder, sizes and versions, by pages."""
+    async def files(self, address: str) -> list[tuple[str, int, str]]:
+        """Names of all files below a folder, sizes and versions."""
 
-        async def pages(store: Any, path: str) -> list[list[tuple[str, int, str]]]:
+        async def listed(store: Any, path: str) -> list[tuple[str, int, str]]:
             start = len(path) + 1 if path else 0
             return [
-                [(told["path"][start:], told["size"], version_of(address, told)) for told in page]
+                (told["path"][start:], told["size"], version_of(address, told))
                 async for page in obstore.list(store, path or None, chunk_size=_PAGE)
+                for told in page
             ]
 
-        for page in await self.attempts(address, pages):
-            yield page
+        found: list[tuple[str, int, str]] = await self.attempts(address, listed)
+        return found
 
 
 def version_of(address: str, told: Mapping[str, Any]) -> str:
@@ -397,31 +393,26 @@ class Fetcher:
             self._active -= 1
             self._pump()
 
-    def _keep(self, item: Object, block: int, content: memoryview, held: bool = False) -> None:
-        """Put a block into the cache, or into memory if that has no room.
-
-        Raises:
-            Failed: it is `held`, so it has to be in the cache, and the disk is full.
-        """
+    def _keep(self, item: Object, block: int, content: memoryview) -> None:
+        """Put a block into the cache, or into memory if that has no room."""
         key = item.entry, block
-        if held or (self._can_write and self.cache.admits(len(content))):
+        if self._can_write and self.cache.admits(len(content)):
             try:
                 cached = self.cache.opened(item, create=True)
                 assert cached is not None
                 cached.write(block, content)
                 return
             except OSError as error:
-                reason = (
-                    f"the cache of remote files, {str(self.cache.folder)!r}, cannot be written: "
-                    f"{error.strerror or error}. Make room there, or set files.cache_dir to "
-                    "another disk, or files.cache_size"
-                )
-                if held:
-                    raise Failed(f"{reason}.") from error
                 self._can_write = False  # until the next count
-                _log.warning("%s. Until then nothing more is kept there.", reason)
+                _log.warning("%s Until then, nothing more is kept there.", self._full(error))
         self._unread[key] = memoryview(bytes(content))  # not all that came with it
         self._size += len(content)
+
+    def _full(self, error: OSError) -> str:
+        return (
+            f"the cache of remote files, {str(self.cache.folder)!r}, cannot be written: "
+            f"{error.strerror or error}. Make room there, or set files.cache_dir to another disk."
+        )
 
     # --- Requests of clients
 
@@ -440,22 +431,23 @@ class Fetcher:
 
         return await asyncio.gather(*map(one, addresses))
 
-    async def read(self, blocks: Iterable[Any]) -> list[memoryview]:
-        """Contents of blocks, each an object and its number."""
-        return await asyncio.gather(*(self._block(Object(*item), n) for item, n in blocks))
-
-    async def hold(self, blocks: Iterable[Any], forced: bool) -> bool:
-        """Bring blocks into the cache; False: it has no room, and they are not `forced`."""
+    async def read(self, blocks: Iterable[Any], forced: bool) -> list[memoryview]:
+        """Contents of blocks, each an object and its number; `forced` into the cache."""
         wanted = [(Object(*item), number) for item, number in blocks]
-        for (item, number), content in zip(
-            wanted, await asyncio.gather(*(self._block(*each) for each in wanted)), strict=True
-        ):
-            cached = self.cache.opened(item)
-            if not cached or cached.read(*item.bounds(number)) is None:
-                if not forced:
-                    return False
-                self._keep(item, number, content, held=True)
-        return True
+        contents = await asyncio.gather(*(self._block(*each) for each in wanted))
+        for (item, number), content in zip(wanted, contents, strict=True) if forced else ():
+            try:
+                cached = self.cache.opened(item, create=True)
+                assert cached is not None
+                if cached.read(*item.bounds(number)) is None:
+                    cached.write(number, content)
+            except OSError as error:
+                raise Failed(self._full(error)) from error
+        return contents
+
+    async def list(self, address: str) -> Any:
+        """Names, sizes and versions of all files below a folder."""
+        return await self.stores.files(address)
 
     def want(self, blocks: Iterable[Any]) -> None:
         """Fetch blocks when nothing is waited for."""
@@ -471,7 +463,7 @@ class Fetcher:
         Raises:
             Failed: other files are there.
         """
-        there = {name async for page in self.stores.files(address) for name, *_ in page}
+        there = {name for name, *_ in await self.stores.files(address)}
         if other := sorted(there - {*names}):
             reason = f"{address!r} holds other files ({other[0]!r}); give an empty folder"
             raise Failed(reason, "config")
@@ -494,13 +486,8 @@ class Fetcher:
                     if kind == "want":
                         self.want(**request)
                         continue
-                    if kind == "list":
-                        async for page in self.stores.files(**request):
-                            _answer(writer, {"page": page})
-                            await writer.drain()
-                    elif kind == "read":
+                    if kind == "read":
                         contents = await self.read(**request)
-                        head = {"blocks": len(contents)}
                     else:
                         head = {"result": await getattr(self, kind)(**request)}
                 except Failed as error:
@@ -508,8 +495,7 @@ class Fetcher:
                 except Exception as error:  # a bug of ours is told, and ends one request
                     _log.exception("the process that fetches files")
                     head = {"error": f"{type(error).__name__}: {error}", "kind": "data"}
-                _answer(writer, head)
-                for content in contents:
+                for content in (json.dumps(head).encode(), *contents):
                     writer.write(LENGTH.pack(len(content)))
                     writer.write(content)
                 await writer.drain()
@@ -522,11 +508,6 @@ class Fetcher:
             await asyncio.to_thread(self.cache.count)
             self._can_write = True
             await asyncio.sleep(_COUNTS)
-
-
-def _answer(writer: asyncio.StreamWriter, head: Mapping[str, Any]) -> None:
-    content = json.dumps(head).encode()
-    writer.write(LENGTH.pack(len(content)) + content)
 
 
 async def _run(options: Mapping[str, Any]) -> None:
