@@ -101,7 +101,7 @@ def ours(kind: str, url: str, cache: Path, more: list[str]) -> Iterator[Any]:
     for module in (
         "config.compose",
         "config.hydra",
-        "build.data_identity",
+        "build.data",
         "loading.loader",
         "addons.storage.client",
         {

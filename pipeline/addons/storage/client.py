@@ -71,6 +71,7 @@ class Process:
         with self._process.stdout as ready:
             started = ready.readline() == b"ready\n"
         self.end = weakref.finalize(self, _end, self._process, folder, os.getpid())
+        self.end.atexit = False  # threads may still read then; the pipe closes a moment later
         if not started:
             code = self._process.wait()
             raise DataError(f"the process that fetches files ended with code {code} at its start")
