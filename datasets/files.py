@@ -59,10 +59,6 @@ def _public(name: str) -> str:
     return name
 
 
-class WholeFilesError(DataError):
-    """The server of a file sends all of it to a reader that asks for a part."""
-
-
 @dataclass
 class Files:
     """Access to files at paths and addresses. Can be pickled, forked and used by many threads.

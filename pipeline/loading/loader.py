@@ -161,9 +161,7 @@ class Loader:
         self._transfer = Transfer(self.world.device) if pins and on_cuda else None
         self.workers = Workers(fetch, self.options, pins)
         self._ahead: Any = None  # `Ahead`, which is part of an add-on
-        if isinstance(plan, Plan) and (
-            getattr(fetch.dataset, "want", None) or getattr(fetch.dataset, "remote_files", None)
-        ):
+        if isinstance(plan, Plan) and getattr(fetch.dataset, "want", None) is not None:
             from penstock.addons.storage.ahead import Ahead
 
             self._ahead = Ahead(plan, fetch.dataset, self.world.rank, self.world.size)

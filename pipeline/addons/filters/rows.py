@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Condition = str | Callable[[Any], Any]
 
 _OF_A_ROW = frozenset({"path", "check", "about"})  # methods of one row
-_OF_ROWS = frozenset({"files_of", "want", "fetch_batch", "__getitems__"})  # of several
+_OF_ROWS = frozenset({"want", "fetch_batch", "__getitems__"})  # of several
 _A_ROW_EACH = frozenset({"targets", "labels", "_labels", "samples", "imgs"})
 
 

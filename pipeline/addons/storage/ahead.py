@@ -25,9 +25,7 @@ class Ahead:
 
     def __init__(self, plan: Plan, dataset: Any, rank: int, world: int) -> None:
         self._plan, self._rank, self._world = plan, rank, world
-        self._want = getattr(dataset, "want", None) or (  # of parts that are addresses
-            lambda indices: dataset.remote_files.want_parts(dataset.files_of(indices))
-        )
+        self._want = dataset.want
         self._epoch = self._next = -1
         self._told: deque[tuple[int, float]] = deque()  # steps, and their parts of `files.ahead`
         self._is_remote = True

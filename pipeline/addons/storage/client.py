@@ -133,7 +133,7 @@ class Client:
     def __init__(self, files: Files) -> None:
         if find_spec("obstore") is None:
             raise ConfigError("files at addresses need obstore: pip install 'penstock[stores]'")
-        self.files, self.ahead = files, files.ahead
+        self.files = files
         options = dict(files.options or {})
         self._endpoint = check_address(str(options.get("endpoint_url", "")))
         folder = Path(files.cache_dir).expanduser().absolute() / "blocks"
@@ -319,9 +319,6 @@ class Client:
 
     def local(self, address: str) -> Path:
         """The path of a file in the cache, which all of it is brought into; as `Files.local`."""
-        if "\0" in address:  # a part, which is brought only
-            self.content(address)
-            return Path()
         item = self.look(address)
         path, missing = self.cache.folder / item.entry, self._missing(item)
         if not item.size:
@@ -385,29 +382,6 @@ class Client:
                 raise ConfigError(Problem(key, str(error))) from error
             finally:
                 self._known, self._listings = {}, {}
-
-    # --- Until packs, tokens and tables read spans: parts of files as addresses
-
-    @staticmethod
-    def part(address: str, start: int, end: int) -> str:
-        """The address of some bytes of a file."""
-        return f"{address}\0{start}-{end}"
-
-    def content(self, part: str, start: int = 0, count: int | None = None) -> bytes:
-        """Bytes of a part: `count` of them from its byte `start` on, or all."""
-        item, first, last = self._span(part)
-        last = last if count is None else first + start + count
-        return bytes(self.read([(item, first + start, last)])[0])
-
-    def want_parts(self, addresses: Sequence[Sequence[str]]) -> float:
-        """`want` for the files and parts of some rows."""
-        return self.want([self._span(each) for row in addresses for each in row])
-
-    def _span(self, part: str) -> tuple[Object, int, int]:
-        address, _, bounds = part.partition("\0")
-        item = self.look(address)
-        first, _, last = (bounds or f"0-{item.size}").partition("-")
-        return item, int(first), int(last)
 
 
 def check_address(address: str) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from penstock.datasets.arrays import not_finite, plain_numbers
 from penstock.datasets.reading.base import check_split, val_count
 from penstock.order.keys import IntArray, hash64, hash64_array
 
@@ -124,16 +122,3 @@ def no_column(name: object, known: Sequence[str]) -> str:
     near = get_close_matches(str(name), known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"there is no column {name!r}{hint} (there are {', '.join(known)})"
-
-
-def plain_tensor(values: npt.NDArray[Any]) -> torch.Tensor:
-    """`plain_numbers` as a tensor.
-
-    Raises:
-        ValueError: the values are not numbers, or one of them is not finite.
-    """
-    position = not_finite(values)
-    if position is not None:
-        at = position[0] if len(position) == 1 else position
-        raise ValueError(f"value {at} is {values[tuple(position)]}, which is not finite")
-    return torch.from_numpy(plain_numbers(values))

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from penstock.addons.storage.rows import plain_tensor
 from penstock.addons.tars.archive import Dots
+from penstock.datasets.arrays import not_finite, plain_numbers
 from penstock.datasets.reading.base import Sample
 from penstock.datasets.reading.image import decode_image, undecoded
 from penstock.errors import ConfigError, DataError, Problem
@@ -184,7 +184,11 @@ def _whole(content: bytes) -> int:
 
 
 def _array(content: bytes) -> torch.Tensor:
-    return plain_tensor(np.lib.format.read_array(io.BytesIO(content), allow_pickle=False))
+    values = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    if (position := not_finite(values)) is not None:
+        at = position[0] if len(position) == 1 else position
+        raise ValueError(f"value {at} is {values[tuple(position)]}, which is not finite")
+    return torch.from_numpy(plain_numbers(values))
 
 
 # Ending -> how its content is decoded, and what it should be, for messages.
