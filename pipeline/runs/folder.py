@@ -135,7 +135,7 @@ class RunFolder:
         except BaseException:
             held.close()
             raise
-        run.manifest.pop("ended", None)
+        run.manifest.pop("ended", None)  # of the session before
         run.manifest["overrides"] = [*run.manifest.get("overrides", []), *longer]
         run._begin_session(provenance(), world, **facts)
         return run
@@ -145,6 +145,7 @@ class RunFolder:
         write_atomically(self.path / CONFIG, text.encode(errors="backslashreplace"))
 
     def _begin_session(self, known: Mapping[str, Any], world: int, **facts: Any) -> None:
+        # The rest of it, such as the GPUs, stands in the manifest once, for the first session.
         names = ("command", "started", "penstock", "git", "python", "packages")
         started = {"id": secrets.token_hex(8), **{name: known[name] for name in names}}
         self.manifest.setdefault("sessions", []).append(started)
@@ -182,6 +183,7 @@ class RunFolder:
             is_whole = line["event"] == "epoch"
             return bool(line["epoch"] < epoch if is_whole else line["step"] <= updates)
 
+        # By address and not by time: lines lie in the order in which batches were trained on.
         cut(self.path / LEDGER, is_counted)
         cut(self.path / DIGESTS, is_before)
         cut(self.path / METRICS, is_measured)
@@ -209,6 +211,7 @@ class RunFolder:
 
     def remove(self) -> None:
         """Delete the folder, and release it."""
+        # Renamed first, so that a kill leaves no folder that looks like a run.
         shutil.rmtree(self.path.rename(beside(self.path)))
         self.release()
 
@@ -224,7 +227,7 @@ def take(folder: Path) -> FileIO | None:
             held = lock(folder / HOLDER)
         except BlockingIOError:
             return None
-        held.truncate(0)
+        held.truncate(0)  # the file itself stays, as others may wait for its lock
         who = f"process {os.getpid()} on {platform.node()} since {now()}"
         held.write(f"{who} ({program.joined(sys.orig_argv)})".encode())
     return held
@@ -302,6 +305,7 @@ def read_manifest(folder: Path, key: str = "resume") -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
+        # A mapping, or else a TypeError.
         return {**json.loads(path.read_bytes())}
     except FileNotFoundError:
         reason = f"{folder} is not a run's folder: it has no {MANIFEST}"

@@ -104,6 +104,7 @@ def modules_of(target: Any, whole: bool = False) -> dict[str, str]:
         if top in _VERSIONED and name != "__main__":
             continue
         found[name] = _hash_of(path)
+        # What a step imports changes samples, too; of an installed package the version says it.
         if whole and path and not path.startswith(_INSTALLED):
             names = [one for one in sys.modules if one.partition(".")[0] == top]
             found |= {one: _hash_of(file) for one in names if (file := _file_of(one))}

@@ -55,7 +55,7 @@ def read(path: str | Path) -> list[Entry]:
     Raises:
         ConfigError: there is no such file, or it is something else.
     """
-    lines = csv.reader(())
+    lines = csv.reader(())  # for the number of the line, if the file cannot even be opened
     try:
         content = Path(path).read_bytes()
         text = content[: content.rfind(b"\n") + 1].decode(errors="replace")
@@ -86,6 +86,7 @@ def entries(left_out: Iterable[LeftOut], split: str, dataset: str) -> list[Entry
         dataset: the fingerprint of all rows of the dataset. A line has the dataset's own row, so
             that it holds whatever is filtered.
     """
+    # In the order of addresses, so that any number of ranks writes the same lines.
     first: dict[tuple[str, str | int], Entry] = {}
     for one in sorted(left_out, key=lambda one: (one.epoch, one.step, one.position)):
         row, address = one.index if one.row is None else one.row, (one.epoch, one.step)

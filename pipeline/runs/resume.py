@@ -97,6 +97,7 @@ def differences(
                 f"checkpoint stands; keep those that it left out, {SKIP}={then.before(at) | now}, "
                 "or resume from an older checkpoint"
             )
+        # One answer allows all that a dataset is known by.
         name = "dataset" if key.startswith("dataset.") else key
         way = f"{reason}, or resume regardless with 'resume_despite=[{name}]'"
         problems.append(Problem(one_line(key), way))
@@ -124,15 +125,18 @@ def with_schedules(
     """
     if scheduler is None or SCHEDULES not in own:
         return own, None
+    # A run that had no schedule ends the empty one here.
     (moves,), before = own[SCHEDULES], list(saved.get(SCHEDULES, [done]))
     is_other = any(
         saved.get(key) != own.get(key)
         for key in {*saved, *own}
         if key.startswith(("scheduler.", "schedule.")) and key != SCHEDULES
     )
+    # Nothing is left to schedule, or nothing has changed.
     if moves <= done or (sum(before) == moves and not is_other):
         return {**own, SCHEDULES: before}, None
     function = targets.resolve(scheduler["_target_"], "scheduler._target_")
+    # A schedule that gets its length from the build cannot go on beyond it.
     asked = _COUNTS.intersection(targets.arguments(function)) - scheduler.keys()
     is_constant = function.__name__ == "ConstantLR" and scheduler.get("factor") == 1
     if not is_other and (not asked or is_constant):

@@ -67,6 +67,7 @@ class Run:
     def state(self) -> str:
         """done, running, failed, preempted, interrupted, or killed: its process has gone."""
         status = str(self.manifest.get("status", "unknown"))
+        # A killed process wrote no end, but its lock went with it.
         is_gone = status == "running" and not is_locked(self.path / HOLDER)
         return "killed" if is_gone else status
 
@@ -105,6 +106,7 @@ class Run:
             frame = pd.DataFrame([line for line in _lines(path) if "skipped_to" not in line])
             if frame.empty:
                 return None
+            # Exact, as JSON numbers are not: 64 bits, and a float in hexadecimal.
             order = frame["order"].map(lambda text: int(text, 16)).astype("uint64")
             return frame.assign(order=order, loss=frame["loss"].map(float.fromhex))
         except (ValueError, TypeError, KeyError) as error:

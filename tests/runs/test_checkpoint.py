@@ -466,6 +466,18 @@ def test_damaged_ones_are_set_aside_and_not_deleted(tmp_path: Path) -> None:
     assert checkpoint.find_newest(tmp_path).skipped == []
 
 
+def test_bytes_that_the_file_system_does_not_store_are_no_damage(tmp_path: Path) -> None:
+    """A file of zeros that lies on the disk compressed, or with a hole, is a whole one."""
+    path = Checkpoints(tmp_path).save({"w": torch.zeros(4 << 20)}, 1)
+    data, hole = path.read_bytes(), tmp_path / "hole"
+    with hole.open("wb") as file:
+        file.write(data[: len(data) - (16 << 20)])
+        file.truncate(len(data))
+    hole.replace(path)
+    assert path.stat().st_blocks * 512 * 16 < len(data)
+    assert not checkpoint.find_newest(tmp_path).state["w"].any()
+
+
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which worlds of 1, 2, 4 and 3 ranks with parts have followed each other."""
