@@ -284,14 +284,15 @@ def running(words: Sequence[str], config_name: str) -> Iterator[str]:
         raise SystemExit(code)
 
 
-def show(folder: Path, jobs: Sequence[Job]) -> None:
-    """Print and write the table of a sweep's jobs, and that of settings, which seeds and folds may
-    repeat: their mean, how many jobs have a value, and the standard deviation over each.
+def tables(jobs: Sequence[Job]) -> tuple[Any, Any, list[str], str]:
+    """Tables of a sweep: a row a job; a row for each setting, which seeds and folds may repeat: the
+    mean, how many jobs have a value, and the standard deviation over each. The keys that vary; and
+    which setting was best, in words.
     """
     import pandas
 
     metric = next((job.metric for job in jobs if job.value is not None), "value")
-    rows = [
+    frame = pandas.DataFrame(
         {
             "job": job.name,
             **job.settings,
@@ -301,9 +302,12 @@ def show(folder: Path, jobs: Sequence[Job]) -> None:
             **job.metrics,
         }
         for job in jobs
+    )
+    varied = [
+        key
+        for key in sorted({key for job in jobs for key in job.settings})
+        if len(jobs) == 1 or frame[key].nunique(dropna=False) > 1
     ]
-    frame, keys = pandas.DataFrame(rows), sorted({key for job in jobs for key in job.settings})
-    varied = [key for key in keys if len(jobs) == 1 or frame[key].nunique(dropna=False) > 1]
     settings = [key for key in varied if key not in REPEATED]
     by: Any = settings or (lambda row: "")
     columns = {f"mean {metric}": (metric, "mean"), "jobs": (metric, "count")}
@@ -312,18 +316,28 @@ def show(folder: Path, jobs: Sequence[Job]) -> None:
         each = frame.groupby([*settings, key], dropna=False)[metric].mean()
         summary[f"over {REPEATED[key]}"] = each.groupby(by, dropna=False).std()
     summary = summary.reset_index(drop=not settings)
-    for name, made in {TABLE: frame, MEANS: summary}.items():
-        write_atomically(folder / name, made.to_csv(index=False, float_format="%.6g").encode())
-    shown: Any = {"index": False, "na_rep": "", "float_format": "{:.6g}".format}
-    put(f"{frame['status'].isin(FINISHED).sum()} of {len(jobs)} jobs in {folder} are done")
-    put(frame.drop(columns={*keys} - {*varied}).dropna(axis=1, how="all").to_string(**shown))
     best = frame[frame["status"] == "done"]
     if len(summary) < len(frame) and summary["jobs"].any():
-        put(summary.to_string(**shown))
         # The easiest fold is no result.
         best, metric = summary[summary["jobs"] == summary["jobs"].max()], f"mean {metric}"
     ascending = all(job.manifest.get("mode") != "max" for job in jobs)
     best = best.dropna(subset=metric).sort_values(metric, ascending=ascending, kind="stable")
-    if len(best):
-        of = " ".join(f"{key}={best[key].iloc[0]}" for key in varied if key in best)
-        put(f"best: {metric} {best[metric].iloc[0]:.6g} with {of or '(defaults)'}")
+    of = " ".join(f"{key}={best[key].iloc[0]}" for key in varied if key in best and len(best))
+    if best.empty:
+        return frame, summary, varied, ""
+    return frame, summary, varied, f"{metric} {best[metric].iloc[0]:.6g} with {of or '(defaults)'}"
+
+
+def show(folder: Path, jobs: Sequence[Job]) -> None:
+    """Print and write the tables of a sweep."""
+    frame, summary, varied, best = tables(jobs)
+    for name, made in {TABLE: frame, MEANS: summary}.items():
+        write_atomically(folder / name, made.to_csv(index=False, float_format="%.6g").encode())
+    shown: Any = {"index": False, "na_rep": "", "float_format": "{:.6g}".format}
+    put(f"{frame['status'].isin(FINISHED).sum()} of {len(jobs)} jobs in {folder} are done")
+    kept = [name for name in frame if name in varied or name not in jobs[0].settings]
+    put(frame[kept].dropna(axis=1, how="all").to_string(**shown))
+    if len(summary) < len(frame) and summary["jobs"].any():
+        put(summary.to_string(**shown))
+    if best:
+        put(f"best: {best}")
