@@ -135,7 +135,8 @@ class Objective:
 
     def trained(self, model: nn.Module) -> nn.Module:
         """The module that runs the loss in training, which DDP wraps."""
-        return _Loss(self.own, model)
+        self._loss = _Loss(self.own, model)
+        return self._loss
 
     def losses(self, forward: nn.Module, batch: Batch) -> Tensor:
         """Run the loss on this rank's share of a batch.
@@ -146,7 +147,7 @@ class Objective:
         Returns:
             float32[n], a loss for each of the n samples that are not padding, or for each token.
         """
-        getattr(forward, "module", forward).batch = unpadded(batch)
+        self._loss.given.append(unpadded(batch))
         return self._of_samples("loss(model, batch)", forward(), batch.request.valid)
 
     def step(self, model: nn.Module, batch: Batch, update: Callable[..., None]) -> Tensor:
@@ -332,18 +333,13 @@ class _Loss(nn.Module):
     The batch is no argument, which DDP would take apart and move.
     """
 
-    batch: Batch | None = None
-
     def __init__(self, own: Any, model: nn.Module) -> None:
         super().__init__()
-        self.loss, self.model = (
-            own.loss,
-            model,
-        )  # of an objective that is a module, not its weights
+        self.loss, self.model = own.loss, model  # of an objective that is a module, not its weights
+        self.given: list[Batch] = []  # which a module sets faster than an attribute
 
     def forward(self) -> Any:
-        batch, self.batch = (self.batch, None)  # or it would stay on the device until the next one
-        return self.loss(self.model, batch)
+        return self.loss(self.model, self.given.pop())
 
 
 def unpadded(batch: Batch) -> Batch:

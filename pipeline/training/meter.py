@@ -87,16 +87,19 @@ class Meter:
         """
         if not self._pending:
             return []
+        losses = torch.stack([total for _, total, *_ in self._pending]).double().tolist()
         own = []
-        for (batch, total, count, named), order in zip(self._pending, self._orders(), strict=True):
-            loss, *parts = torch.stack([total, *named.values()]).double().tolist()
+        for (batch, _, count, named), *numbers in zip(
+            self._pending, losses, self._orders(), strict=True
+        ):
+            parts = torch.stack([*named.values()]).double().tolist() if named else ()
+            of_parts = dict(zip(named, parts, strict=True))
             rows = None if batch.hashes is None else row_hashes(batch)
-            numbers = loss, count, batch.request.valid, order
-            own.append((*numbers, rows, batch.left_out, dict(zip(named, parts, strict=True))))
+            own.append((*numbers, count, batch.request.valid, rows, batch.left_out, of_parts))
         batches, self._pending = [batch for batch, *_ in self._pending], []
         by_batch, steps = zip(*self._group.gather(own), strict=True), list[Step]()
         for batch, ranks in zip(batches, by_batch, strict=True):
-            losses, counts, samples, orders, hashes, left_out, parts_of = zip(*ranks, strict=True)
+            losses, orders, counts, samples, hashes, left_out, parts_of = zip(*ranks, strict=True)
             address = batch.request.address
             weight = sum(counts)
             digest = None if hashes[0] is None else hash_of_rows(chain.from_iterable(hashes))
@@ -108,8 +111,8 @@ class Meter:
             # One by one, so that rounding does not depend on when losses are read.
             counted = {"total": loss * weight, "losses": weight, "samples": sum(samples)}
             counted |= {"window_total": loss * weight, "window_samples": weight}
-            of_parts = ((f"{_PART}{name}", n) for each in parts_of for name, n in each.items())
-            for name, number in chain(counted.items(), of_parts):
+            named_sums = ((f"{_PART}{name}", n) for each in parts_of for name, n in each.items())
+            for name, number in chain(counted.items(), named_sums):
                 self._sums[name] = self._sums.get(name, 0) + number
         return steps
 

@@ -26,7 +26,7 @@ import gc
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -417,7 +417,10 @@ class TrainStep:
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """The context in which a forward pass has that precision."""
-    return torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision != "fp32")
+    # One that is not enabled costs 10 us a batch, too.
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, _AUTOCAST[precision])
 
 
 def weights_of(optimizer: Optimizer) -> list[Tensor]:

@@ -135,7 +135,7 @@ def test_the_constant_for_absolute_errors_is_the_median():
         ("rmse", "mean target", 3.0),
         ("loss", "mean target", 3.0),
     ]:
-        assert objective.own.constant([data], monitor).tolist() == [value]
+        assert objective.own.constant([data], monitor).item() == value
         assert objective.baseline_name == name
 
 
@@ -167,7 +167,7 @@ def test_regression_refuses_what_would_broadcast():
     assert losses.tolist() == [4.0, 1.0, 0.0, 1.0]
     objective.update(outputs, data)
     assert objective.compute() == {"mse": 1.5}
-    assert objective.own.constant([data]).tolist() == [1.5]
+    assert objective.own.constant([data]).item() == 1.5
     with pytest.raises(ConfigError, match="gives 2 numbers a sample, but 'y' has 1"):
         objective.measure(Constant(torch.zeros(2)), data)
 
