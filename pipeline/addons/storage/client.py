@@ -160,7 +160,7 @@ class Client:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._local, self.cache = threading.local(), BlockCache(Path(self._options["folder"]))
+        self._local, self.cache = threading.local(), BlockCache(Path(str(self._options["folder"])))
 
     # --- The process
 
@@ -227,14 +227,16 @@ class Client:
                     if address.startswith(f"{folder}/"):
                         name = address[len(folder) + 1 :]
                         told = listing.find(unquote(name) if folder.startswith("http") else name)
-                        self._known[address] = told and Object.of(address, *told, self._endpoint)
+                        self._known[address] = told and Object.of(
+                            address, told[0], told[1], self._endpoint
+                        )
                         break
                 else:
                     unknown.append(check_address(address))
         if unknown:
             result, _ = self._asked(do="look", addresses=unknown)
             for address, told in zip(unknown, result, strict=True):
-                self._known[address] = told and Object.of(address, *told, self._endpoint)
+                self._known[address] = told and Object.of(address, told[0], told[1], self._endpoint)
         return [self._known[address] for address in addresses]
 
     def look(self, address: str) -> Object:
@@ -259,7 +261,7 @@ class Client:
                 files, _ = (
                     (self._indexed(address), None)
                     if address.startswith("http")
-                    else self._asked(do="list", address=address)
+                    else self._asked(do="files", address=address)
                 )
             if len(files) > self.files.limits.files:
                 refusal = self.files.limits.refusal("files", f"{len(files)} files")

@@ -5,7 +5,7 @@
 Clients connect to its socket and send one request after the other, as JSON:
 
     {"do": "look", "addresses": [...]}     sizes and versions
-    {"do": "list", "address": ...}         the same of all files below
+    {"do": "files", "address": ...}        the same of all files below
     {"do": "read", "blocks": [...]}        contents of blocks, kept in the cache if it has room
     {"do": "want", "blocks": [...]}        somebody will read them soon; there is no answer
     {"do": "send", ...}                    a folder of this machine goes to an address
@@ -445,7 +445,7 @@ class Fetcher:
                 raise Failed(self._full(error)) from error
         return contents
 
-    async def list(self, address: str) -> Any:
+    async def files(self, address: str) -> Any:
         """Names, sizes and versions of all files below a folder."""
         return await self.stores.files(address)
 
