@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 from itertools import pairwise
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from penstock.config.messages import nearest
 from penstock.errors import ConfigError, Problem
 from penstock.files.pretrained import read_weights_as_tensors
 
@@ -233,10 +233,8 @@ def torchvision_model(name: str, num_outputs: int, weights: str | None = None) -
     read_weights_as_tensors()
     known = models.list_models(module=models)
     if name not in known:
-        matches = difflib.get_close_matches(name, known, n=3)
-        hint = f"did you mean {', '.join(matches)}?" if matches else f"e.g. {known[0]}, resnet18"
         raise ConfigError(
-            Problem("model.name", f"{name!r} is not a torchvision classifier; {hint}")
+            Problem("model.name", f"{name!r} is no torchvision classifier{nearest(name, known)}")
         )
     # Otherwise the inception family returns a tuple in training, with auxiliary outputs.
     options = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}

@@ -202,13 +202,9 @@ def test_every_classifier_ends_in_a_layer_that_can_be_replaced():
 
 
 def test_unknown_names_are_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match=r"; did you mean resnet\w+, resnet\w+, resnet\w+\?"):
-        torchvision_model("resnet", 2)
-    with pytest.raises(ConfigError, match=r"classifier; e\.g\. alexnet, resnet18"):
-        torchvision_model("zzzz", 2)
-    with pytest.raises(ConfigError, match=r"model.name: 'resnet8' is not a .*did you mean resnet"):
+    with pytest.raises(ConfigError, match=r"model.name: 'resnet8' .*\(did you mean 'resnet\d+'\?"):
         torchvision_model("resnet8", 2)
-    with pytest.raises(ConfigError, match="not a torchvision classifier"):
+    with pytest.raises(ConfigError, match="no torchvision classifier"):
         torchvision_model("fasterrcnn_resnet50_fpn", 2)
     with pytest.raises(ConfigError, match=r"model.weights: resnet18 has no .*IMAGENET1K_V1"):
         torchvision_model("resnet18", 2, "IMAGENET1K_V9")

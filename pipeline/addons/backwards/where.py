@@ -28,6 +28,7 @@ from penstock.loading.facts import SomeRows, own_row, table_of, unfiltered
 from penstock.order.address import Address
 from penstock.order.keys import sample_keys
 from penstock.order.plan import Plan
+from penstock.runs.run import Run
 from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line
 
@@ -41,6 +42,8 @@ def run(config: Config) -> None:
     if (config.sample is None) == (config.address is None):
         reason = "give this or address, one of the two: sample=17, or address=3,1200"
         raise ConfigError(Problem("sample", reason))
+    if config.run is not None:
+        Run(config.run, "run")  # otherwise a folder that is not there would be no base at all
     split: Split = getattr(DataParts(config, World()), config.split)
     if not isinstance(split.plan, Plan):
         reason = (
