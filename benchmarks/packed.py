@@ -167,7 +167,7 @@ def packing(name: str, folder: Path, workers: int) -> dict[str, float]:
     import torch
 
     import penstock
-    from penstock.addons.packs.recipe import pack_of
+    from penstock.addons.packs.packing import pack_of
     from penstock.build.data import DataParts
     from penstock.distributed.world import World
 

@@ -126,8 +126,7 @@ def arrays(order: str) -> Callable[[Path], Epoch]:
 
 def packed(root: Path) -> Epoch:
     from penstock.addons.packs.packed import Packed
-    from penstock.addons.packs.packing import pack
-    from penstock.addons.packs.recipe import Recipe
+    from penstock.addons.packs.packing import Recipe, pack
     from penstock.addons.tables.table import Parquet
 
     # Of one field: packing 1,000,000 rows of 21 fields takes minutes.

@@ -44,7 +44,7 @@ TASKS: Mapping[str, Task] = {
     "check": Task("penstock.tasks.check:run", "reading every sample of {1}", writes=True),
     "where": Task("penstock.addons.backwards.where:run", "which batches have which samples"),
     "diff": Task("penstock.addons.comparing:run", "comparing two runs", reads=True),
-    "pack": Task("penstock.addons.packs.recipe:run", "packing {1}"),
+    "pack": Task("penstock.addons.packs.packing:run", "packing {1}"),
     "test": Task("penstock.addons.predicting:test", "testing {0} on {1}", ranks=True),
     "predict": Task("penstock.addons.predicting:predict", "predicting with {0}", ranks=True),
     "export": Task("penstock.addons.predicting:export", "exporting {0}"),

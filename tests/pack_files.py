@@ -9,8 +9,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from penstock.addons.packs.packing import pack
-from penstock.addons.packs.recipe import Recipe
+from penstock.addons.packs.packing import Recipe, pack
 
 # The entries of a pack.json of a dataset that has samples and no more.
 NO_ANSWERS = {

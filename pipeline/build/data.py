@@ -170,9 +170,9 @@ class Split:
 
             dataset = division.opened(self)
         elif data.packed is not None:
-            from penstock.addons.packs import recipe
+            from penstock.addons.packs import packing
 
-            dataset = recipe.opened(self)
+            dataset = packing.opened(self)
         else:
             dataset = self.read(lazy=self.decodes)
         if hasattr(dataset, "classes") or hasattr(dataset, "datasets"):

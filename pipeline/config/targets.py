@@ -67,7 +67,7 @@ OPTIONS = {
     "find": "penstock.addons.reports.runs.put_runs",
     "loader.ray": "penstock.addons.ray.actors.RayOptions",
     "lr_find": "penstock.addons.profiling.rates_and_losses",
-    "pack": "penstock.addons.packs.recipe.packed",
+    "pack": "penstock.addons.packs.packing.packed",
     "sweep.optuna": "penstock.addons.sweeps.optuna_sweeper.OptunaSweeper.run",
     "trainer.checkpoint": "penstock.runs.checkpoint.Checkpoints",
     "trainer.freeze": "penstock.training.finetuning.ends_of",

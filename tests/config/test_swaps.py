@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import penstock
-from penstock.addons.packs.recipe import pack_of
+from penstock.addons.packs.packing import pack_of
 from penstock.build.data import DataParts
 from penstock.config.compose import accept
 from penstock.errors import PenstockError

@@ -14,8 +14,7 @@ from torchvision import tv_tensors
 import penstock
 from penstock.addons.filters.rows import KeptRows
 from penstock.addons.packs.packed import Packed
-from penstock.addons.packs.packing import pack
-from penstock.addons.packs.recipe import Recipe
+from penstock.addons.packs.packing import Recipe, pack
 from penstock.datasets.image_folder import ImageFolder
 from penstock.errors import DataError
 from penstock.loading import worker_status

@@ -8,8 +8,7 @@ import pytest
 
 import penstock
 from penstock.addons.packs.packed import Packed
-from penstock.addons.packs.packing import pack
-from penstock.addons.packs.recipe import Recipe
+from penstock.addons.packs.packing import Recipe, pack
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError, PenstockError
 from penstock.loading.batch import batch_hash

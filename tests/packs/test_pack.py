@@ -17,8 +17,7 @@ from torch.utils.data import IterableDataset
 import penstock
 from penstock.addons.packs.folder import Pack
 from penstock.addons.packs.packed import Packed
-from penstock.addons.packs.packing import pack
-from penstock.addons.packs.recipe import Recipe, pack_of
+from penstock.addons.packs.packing import Recipe, pack, pack_of
 from penstock.build.data import DataParts
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
@@ -133,7 +132,7 @@ def test_a_full_disk_is_reported_and_nothing_remains(tmp_path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
         "from tests.pack_files import Large\n"
         "from penstock.addons.packs.packing import pack\n"
-        "from penstock.addons.packs.recipe import Recipe\n"
+        "from penstock.addons.packs.packing import Recipe\n"
         "from penstock.errors import DataError\n"
         "from penstock.loading.workers.executors import LoaderOptions\n"
         "options = LoaderOptions('thread', 2)\n"

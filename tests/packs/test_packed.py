@@ -9,8 +9,7 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.addons.packs.packed import Packed
-from penstock.addons.packs.packing import pack
-from penstock.addons.packs.recipe import Recipe
+from penstock.addons.packs.packing import Recipe, pack
 from penstock.errors import DataError
 from penstock.loading.batch import hash_sample
 from penstock.loading.collate import Stack, kinds_of

@@ -13,7 +13,7 @@ from penstock.addons.packs import packing
 from penstock.addons.packs.fields import Encode
 from penstock.addons.packs.folder import PackWriter
 from penstock.addons.packs.packed import Packed
-from penstock.addons.packs.recipe import Recipe
+from penstock.addons.packs.packing import Recipe
 from penstock.datasets.files import Files
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError

@@ -203,9 +203,10 @@ def test_a_filter(table, monkeypatch):
 def test_a_mixture(table, tmp_path_factory, monkeypatch):
     more = tmp_path_factory.mktemp("more")
     write(more / "x.parquet", make(9, first=50, image=None), group=4)
+    fields = dict.fromkeys(["number", "real", "text", "label", "vector"])
     sources = {
-        "one": Parquet(str(table), val_fraction=0.0),
-        "other": Parquet(str(more), val_fraction=0.0),
+        "one": Parquet(str(table), val_fraction=0.0, fields=fields),
+        "other": Parquet(str(more), val_fraction=0.0, fields=fields),
     }
     data = Mixture(sources)
     work = Fetch(data, None, Pad(), 0)

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from penstock.addons.forecasting.series import series_of
-from penstock.addons.forecasting.windows import Floats, carried
+from penstock.addons.forecasting.windows import Floats, carried, series_of
 from penstock.addons.storage.files import data_file
 from penstock.addons.tabular.frames import TextFormat, check_columns, floats, read_frame
 from penstock.datasets.files import DataFile, Files

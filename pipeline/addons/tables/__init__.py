@@ -1,1 +1,1 @@
-"""Delimited text, Parquet, Arrow and plain text."""
+"""CSV, JSON lines, Parquet, Arrow, folders of `datasets`, and plain text."""

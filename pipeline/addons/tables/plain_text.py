@@ -8,7 +8,7 @@ text of a split is held in memory; for more of it than that, make tokens once an
 
 from __future__ import annotations
 
-import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -91,42 +91,28 @@ class PlainText(FileDataset, Dataset[Sample]):
             b"text".decode(encoding, "replace")
         except LookupError as error:
             raise ConfigError(Problem("dataset.encoding", str(error))) from None
-        self._how: list[Part] = [
-            " ".join(suffixes),
-            repr(lines),
-            longest,
-            encoding,
-            split,
-            val_fraction,
-            split_seed,
-            *([test_fraction] if test_fraction else []),
-        ]
+        how = [" ".join(suffixes), repr(lines), longest, encoding, split, val_fraction, split_seed]
+        self._how: list[Part] = [*how, *([test_fraction] if test_fraction else [])]
         self._encoding, self._limits, self._cache_dir = encoding, limits, cache_dir
         if root is None:
             with generated_data(None, "text", drawn_text.NAME, drawn_text.write) as at:
                 self.folder: Root = Root(at)
                 names = [name for name in self.folder.files() if name.endswith(".txt")]
         else:
-            self.folder, names = _files_of(root, tuple(suffixes), files, limits)
+            self.folder, names = _files_of(root, tuple(suffixes), files)
         several = len(names) > 1
+        shares = split, val_fraction, split_seed, None, test_fraction
         if several:
-            hashed = np.array([name.encode("utf-8", "surrogateescape") for name in names])
-            kept = split_rows(hashed, split, val_fraction, split_seed, None, test_fraction)
-            names = [names[row] for row in kept.tolist()]
-        self.texts: list[str] = []
-        self._file_of: list[int] = []
+            hashed = np.array([os.fsencode(name) for name in names])
+            names = [names[row] for row in split_rows(hashed, *shares).tolist()]
+        self.names, found = names, list[tuple[str, int]]()
         for number, name in enumerate(watched(names, len(names), "reading text")):
             by_line = Path(name).suffix.lower() in _BY_LINES if lines is None else lines
-            texts = self._read(name, by_line, longest)
-            self.texts += texts
-            self._file_of += [number] * len(texts)
-        self.names = names
+            found += [(text, number) for text in self._read(name, by_line, longest)]
         if not several:
-            count = len(self.texts)
-            rows = split_rows(count, split, val_fraction, split_seed, None, test_fraction).tolist()
-            self.texts = [self.texts[row] for row in rows]
-            self._file_of = [0] * len(rows)
-        if not self.texts and (split != "test" or test_fraction):
+            found = [found[row] for row in split_rows(len(found), *shares).tolist()]
+        self.texts, self._file_of = [text for text, _ in found], [file for _, file in found]
+        if not found and (split != "test" or test_fraction):
             raise DataError(
                 f"{str(self.folder)!r}: its {len(names)} file(s) for {split} hold no text"
                 + ("." if several else ", or one document only, which cannot be divided.")
@@ -136,16 +122,15 @@ class PlainText(FileDataset, Dataset[Sample]):
         def decoded(path: str, shown: str) -> list[str]:
             try:
                 text = read_file(path, self._limits).decode(self._encoding)
-                return list(documents(text, by_line, longest))
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{shown!r}, byte {error.start}: it is not {self._encoding} ({error.reason}). "
                     "Convert or remove the file, or set dataset.encoding, e.g. to latin-1"
                 ) from None
-            except OSError as error:
-                raise DataError(f"{shown!r} cannot be read: {error.strerror or error}") from error
-            except DataError as error:
-                raise DataError(f"{shown!r}: {error}") from None
+            except (OSError, DataError) as error:
+                reason = getattr(error, "strerror", None) or error
+                raise DataError(f"{shown!r} cannot be read: {reason}") from error
+            return list(documents(text, by_line, longest))
 
         return self.folder.read(name, decoded)
 
@@ -170,8 +155,8 @@ class PlainText(FileDataset, Dataset[Sample]):
     def text_lengths(self, length: Callable[[str], int], name: str) -> npt.NDArray[np.int32]:
         """The length of each text as `length` counts it, int32[N], kept under `name`."""
         cache = CacheFolder(self._cache_dir, f"plain-{self.fingerprint}")
-        key = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
-        return cache.text_lengths(f"lengths-{key}", self.texts, len(self), length)
+        kept_as = f"lengths-{fingerprint([name])[:16]}"
+        return cache.text_lengths(kept_as, self.texts, len(self), length)
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """How files are read and divided, their names, and the text itself."""
@@ -204,9 +189,7 @@ def documents(text: str, by_line: bool, longest: int) -> Iterator[str]:
             yield rest
 
 
-def _files_of(
-    root: str, suffixes: tuple[str, ...], files: Files | None, limits: Limits
-) -> tuple[Root, list[str]]:
+def _files_of(root: str, suffixes: tuple[str, ...], files: Files | None) -> tuple[Root, list[str]]:
     """The folder of a file or of several, and their names."""
     named = is_remote(root) and root.lower().endswith((*suffixes, *_BY_LINES))
     if named or (not is_remote(root) and Path(local_path(root)).expanduser().is_file()):
