@@ -1,1 +1,1 @@
-"""CSV, JSON lines, Parquet, Arrow, folders of `datasets`, and plain text."""
+"""CSV, JSON lines, Parquet, Arrow, folders that Hugging Face saved, and plain text."""
