@@ -296,7 +296,7 @@ def begin_epoch(config: Config, model: nn.Module, epoch: int) -> bool:
             # A batch norm whose weights are frozen keeps its statistics, too. Everybody calls
             # `train` of the whole model, so that of the norm itself is replaced.
             if epoch < min(own):
-                module.eval().train = lambda mode=True, norm=module: norm  # type: ignore
+                module.eval().train = lambda mode=True, norm=module: norm
     return changed
 
 

@@ -52,7 +52,9 @@ def run(config: Config) -> None:
         )
         raise ConfigError(Problem("dataset", reason))
     # Also what is cut off an epoch, which is what somebody who misses a sample looks for.
-    every = replace(split.plan, most=None, tail=split.plan.tail.replace("drop", "keep"))
+    every = replace(
+        split.plan, most=None, tail="keep" if split.plan.tail == "drop" else split.plan.tail
+    )
     table, wanted = table_of(split.dataset, split.data.fields), np.ones(len(split.dataset), bool)
     if config.address is not None:
         addresses = [Address(*config.address)]
@@ -85,7 +87,7 @@ def _lines(
             own = own_row(split.dataset, row)
             own = row if own is None else own
             key = int(sample_keys(split.config.seed, address.epoch, position)[0])
-            cells = {"row": own, "epoch": address.epoch, "step": address.step}
+            cells: dict[str, object] = {"row": own, "epoch": address.epoch, "step": address.step}
             cells |= {"position": int(position[0]), "rank": rank, "key": f"{key:016x}"}
             if share.parts is not None:
                 start, stop, length, block = share.parts[place].tolist()

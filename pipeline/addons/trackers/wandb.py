@@ -67,7 +67,7 @@ class WandB(Tracker):
                 console="off",
                 x_transaction_log_flush_interval=1.0,  # seconds; a killed run loses what waits
                 mode=mode or os.environ.get("WANDB_MODE") or "online",  # type: ignore[arg-type]
-                **({"base_url": base_url} if base_url else {}),
+                **({"base_url": base_url} if base_url else {}),  # type: ignore[arg-type]
             ),
         )
 
