@@ -46,6 +46,7 @@ FACTS = {  # of a manifest, by what they tell
     "hardware": ("device", "platform", "cpus", "threads", "gpus", "ranks"),
 }
 _PARTS = {"weights": "model", "mean weights": "averaged", "optimizer": "optimizer"}  # of a state
+_UNKNOWN = "only a dataset with a `fingerprint` tells whether the data is the same"
 _LONGEST = 200  # characters of a value in a table
 
 Row = tuple[str, str, str]  # key, and its value in both runs
@@ -72,9 +73,12 @@ def run(config: Config) -> None:
         )
     runs = [Run(path, "runs") for path in config.runs or ()]
     put_rows([(name, one_line(of.path), of.state) for name, of in zip("AB", runs, strict=True)])
-    settings = settings_of(*runs).items()
     # Of what changes weights or batches, it is said that no key differs.
-    tables = {TITLES[of]: rows for of, rows in settings if rows or of >= Effect.WEIGHTS}
+    tables = {
+        TITLES[effect]: rows
+        for effect, rows in settings_of(*runs).items()
+        if rows or effect >= Effect.WEIGHTS
+    }
     for title, rows in (tables | facts_of(*runs)).items():
         put(f"\n{title}{'' if rows else ': none'}")
         if rows:
@@ -142,14 +146,12 @@ def _ledgers(first: Run, second: Run) -> Iterator[Finding]:
     finding = _first("samples", both, other, lambda row: "other samples, or in another order")
     data = same_data(first.manifest.get("data", {}), second.manifest.get("data", {}))
     if finding.same and not data:  # rows have the same numbers, whatever they hold
-        unknown = "only a dataset with a `fingerprint` tells whether the data is the same"
-        text = f"the same rows at {len(both)} steps; {unknown if data is None else 'other data'}"
-        finding = Finding("rows", text, None)
+        why = _UNKNOWN if data is None else "other data"
+        finding = Finding("rows", f"the same rows at {len(both)} steps; {why}", None)
     yield finding
     # By their bits: NaN is the same as NaN.
-    bits, other_bits = (both[name].to_numpy().view("int64") for name in ("loss", "loss_b"))
-    losses = pd.Series(bits != other_bits)
-    yield _first("losses", both, losses, lambda row: f"{row.loss!r} and {row.loss_b!r}")
+    bits, others = (both[name].to_numpy().view("int64") for name in ("loss", "loss_b"))
+    yield _first("losses", both, pd.Series(bits != others), "{0.loss!r} and {0.loss_b!r}".format)
     for run, ledger in ((first, first.ledger), (second, second.ledger)):
         if alone := len(ledger) - len(both):
             yield Finding("steps", f"{alone} are in {run.path} only", False)
@@ -158,17 +160,17 @@ def _ledgers(first: Run, second: Run) -> Iterator[Finding]:
 def _digests(first: Run, second: Run) -> Iterator[Finding]:
     if not first.digests.empty and not second.digests.empty:
         both = first.digests.merge(second.digests, on=["epoch", "step"], suffixes=("", "_b"))
-        other = both["hash"] != both["hash_b"]
-        yield _first("digests", both, other, lambda row: "the samples have other contents")
+        yield _first("digests", both, both["hash"] != both["hash_b"], lambda row: "other contents")
 
 
 def _first(
     what: str, both: pd.DataFrame, other: pd.Series[bool], how: Callable[[Any], str]
 ) -> Finding:
     """The first of the common steps at which something is `other`, and how."""
-    if both.empty or not other.any():
-        text = "no step in common" if both.empty else f"the same at {len(both)} steps"
-        return Finding(what, text, None if both.empty else True)
+    if both.empty:
+        return Finding(what, "no step in common", None)
+    if not other.any():
+        return Finding(what, f"the same at {len(both)} steps", True)
     row = next(both[other].itertuples())
     text = f"first differ at epoch {row.epoch}, step {row.step}: {how(row)}"
     return Finding(what, f"{text}; {other.sum()} of {len(both)} steps differ", False)
@@ -179,17 +181,16 @@ def _weights(first: Run, second: Run) -> Iterator[Finding]:
     newest = [checkpoint.find_newest(run.path) for run in (first, second)]
     for path, reason in (skipped for one in newest for skipped in one.skipped):
         yield Finding("checkpoint", f"cannot use {path}: {reason}", None)
-    steps, others = (one.state["updates"] for one in newest)
-    if steps != others:
-        raise PenstockError(f"the last checkpoints are of optimizer steps {steps} and {others}")
+    steps = [one.state["updates"] for one in newest]
+    if steps[0] != steps[1]:
+        raise PenstockError(f"the last checkpoints are of optimizer steps {steps}")
     for title, part in _PARTS.items():
         a, b = (checkpoint.encode(one.state.get(part) or {})[1] for one in newest)
         apart = {name: _distance(a.get(name), b.get(name)) for name in sorted({*a, *b})}
-        other = [name for name, distance in apart.items() if distance]
-        if other:
-            worst = max(other, key=lambda name: apart[name])
-            text = f"{len(other)} of {len(apart)} tensors differ, {worst} by up to"
-            yield Finding(title, f"{text} {apart[worst]:.3g}", False)
+        if other := [name for name, distance in apart.items() if distance]:
+            distance, worst = max((apart[name], name) for name in other)
+            text = f"tensors differ, {worst} by up to {distance:.3g}"
+            yield Finding(title, f"{len(other)} of {len(apart)} {text}", False)
         elif apart:
             yield Finding(title, f"the same bits in {len(apart)} tensors", True)
 
