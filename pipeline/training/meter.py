@@ -87,10 +87,10 @@ class Meter:
         """
         if not self._pending:
             return []
-        losses = torch.stack([total for _, total, *_ in self._pending]).double().tolist()
+        totals = torch.stack([total for _, total, *_ in self._pending]).double().tolist()
         own = []
         for (batch, _, count, named), *numbers in zip(
-            self._pending, losses, self._orders(), strict=True
+            self._pending, totals, self._orders(), strict=True
         ):
             parts = torch.stack([*named.values()]).double().tolist() if named else ()
             of_parts = dict(zip(named, parts, strict=True))
