@@ -165,7 +165,7 @@ def chart(title: str, curves: Iterable[dict[str, Any]], wide: bool = False, **mo
             `log`, `logx`: logarithmic axes, where all values are positive; `percent`: values are
             shares of 1; `span`, the least and the largest x.
     """
-    usual = {"x_label": "", "marks": [], "levels": {}, "span": []}
+    usual: dict[str, Any] = {"x_label": "", "marks": [], "levels": {}, "span": []}
     usual |= {"log": False, "logx": False, "percent": False}
     kept = [one for one in curves if len(one["x"]) > one["line"]]  # a point alone is no line
     return part("chart", title, {"curves": kept, **usual, **more}, wide) if kept else Markup("")

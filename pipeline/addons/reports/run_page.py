@@ -59,7 +59,7 @@ def curves(run: Run) -> Section | None:
     for epoch, step in (start["at"] for start in run.sessions[1:] if start.get("at")):
         sentences.append(f"resumed at epoch {epoch}, step {step}")
         marks.append((ends.get(epoch - 1, 0) + step / accumulate, "resumed"))
-    axis = {"x_label": "optimizer steps", "span": (0, last["step"]), "marks": marks}
+    axis: dict[str, Any] = {"x_label": "optimizer steps", "span": (0, last["step"]), "marks": marks}
     names = [name for name in run.metrics.columns if name.startswith("val/") and name != "val/loss"]
     panels: dict[str, dict[str, str]] = {}  # val/recall/cat is a line of the chart of recall
     for name in names:
@@ -122,8 +122,8 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 def lines_of(sample: Sample) -> list[str]:
     """A sample's caption: what was predicted, the truth if it differs, the loss, and its row."""
-    truth, guess, wrong = sample.get("truth"), sample.get("predicted"), sample.get("wrong")
-    lines = [guess or truth] if guess or truth else []
+    truth, guess, wrong = (sample.get(name) for name in ("truth", "predicted", "wrong"))
+    lines = [str(guess or truth)] if guess or truth else []
     if guess and truth and guess != truth and wrong is not False:
         lines.append(f"{'not' if wrong else 'true'} {truth}")
     if sample.get("loss") is not None:

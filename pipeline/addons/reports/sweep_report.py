@@ -161,7 +161,7 @@ def keys(sweep: Sweep) -> Section | None:
 
 def curves(sweep: Sweep) -> Section | None:
     """The metric and the losses of all jobs over each other, the best ones in colour."""
-    metric, charts = sweep.jobs[0].metric.removeprefix("val/"), []
+    metric, charts = sweep.jobs[0].metric.removeprefix("val/"), list[Markup]()
     for name in dict.fromkeys((f"val/{metric}", "val/loss", "train/loss")):
         lines = []
         for place, job in enumerate(sweep.jobs[:_MOST_LINES]):
