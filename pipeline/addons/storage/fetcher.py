@@ -497,7 +497,7 @@ class Fetcher:
                     head = {"error": f"{type(error).__name__}: {error}", "kind": "data"}
                 for content in (json.dumps(head).encode(), *contents):
                     writer.write(LENGTH.pack(len(content)))
-                    writer.write(content)
+                    writer.write(content)  # type: ignore[arg-type]  # a memoryview of bytes
                 await writer.drain()
         except (EOFError, ConnectionError):
             writer.close()

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -91,7 +91,15 @@ class PlainText(FileDataset, Dataset[Sample]):
             b"text".decode(encoding, "replace")
         except LookupError as error:
             raise ConfigError(Problem("dataset.encoding", str(error))) from None
-        how = [" ".join(suffixes), repr(lines), longest, encoding, split, val_fraction, split_seed]
+        how: list[Any] = [
+            " ".join(suffixes),
+            repr(lines),
+            longest,
+            encoding,
+            split,
+            val_fraction,
+            split_seed,
+        ]
         self._how: list[Part] = [*how, *([test_fraction] if test_fraction else [])]
         self._encoding, self._limits, self._cache_dir = encoding, limits, cache_dir
         if root is None:

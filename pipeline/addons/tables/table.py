@@ -181,7 +181,7 @@ class Parquet(TableDataset, Dataset[Sample]):
 
     def fetch_batch(self, indices: IntArray, in_place: bool = False) -> dict[str, Any]:
         """Rows as the fields of a batch, by a gather of each column."""
-        rows, made = self.rows.rows(indices), {}
+        rows, made = self.rows.rows(indices), dict[str, Any]()
         self._check(self._pack, self._remap, rows, self._place)
         for field in self.fields:
             if field.name in self._remap:
