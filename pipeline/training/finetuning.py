@@ -56,8 +56,7 @@ def prepare(config: Config, model: nn.Module, begins: bool) -> None:
     Raises:
         ConfigError: weights do not fit, or a pattern names nothing.
     """
-    trainer = config.trainer
-    if begins and any(trainer.warm_start.values()):
+    if begins and any(config.trainer.warm_start.values()):
         targets.options(config, _START, model)
     begin_epoch(config, model, 0)
     if config.distributed.strategy == "fsdp" and {
@@ -70,9 +69,9 @@ def prepare(config: Config, model: nn.Module, begins: bool) -> None:
                 "or distributed=ddp",
             )
         )
-    if trainer.recompute and trainer.compile:
+    if config.trainer.recompute and config.trainer.compile:
         raise ConfigError(Problem(_RECOMPUTE, "is not for trainer.compile=true; set that to false"))
-    _recompute(model, _listed(trainer.recompute))
+    _recompute(model, _listed(config.trainer.recompute))
 
 
 # Patterns. One names a weight, or a module with all that is in it: `*` is any text, `?` a
