@@ -45,8 +45,8 @@ class Numbers:
     def path(self, index):
         return f"{index}.txt"
 
-    def files_of(self, indices):
-        return [[f"{index}.txt"] for index in indices]
+    def want(self, indices):
+        return [f"{index}.txt" for index in indices]
 
     def fetch_batch(self, indices, in_place=False):
         return {"x": torch.as_tensor(np.asarray(indices) * 10), "in_place": in_place}
@@ -80,7 +80,7 @@ def test_every_member_is_that_of_the_kept_rows(chosen):
     assert np.asarray(found.lengths).tolist() == TABLE["length"].iloc[rows].tolist()
     assert found.lengths[numbers[::-1]].tolist() == TABLE["length"].iloc[rows[::-1]].tolist()
     assert len(found.lengths) == len(rows)
-    assert found.files_of(numbers.tolist()) == [[f"{row}.txt"] for row in rows]
+    assert found.want(numbers.tolist()) == [f"{row}.txt" for row in rows]
     batch = found.fetch_batch(numbers, in_place=True)
     assert (batch["x"].tolist(), batch["in_place"]) == ([10 * row for row in rows], True)
     assert found.text_lengths(lambda row: row, "words").tolist() == rows

@@ -192,7 +192,7 @@ def test_digests_are_those_of_the_digest_task(faces, tmp_path, capsys):
 def test_nothing_is_left_behind_when_a_part_cannot_be_made(faces, tmp_path, capsys):
     done = run(capsys, *faces, *QUICK, "model=torchvision", "model.name=resnet19")
     assert done.code == 2
-    assert "did you mean resnet18" in done.err
+    assert "did you mean 'resnet18'" in done.err
     assert not (tmp_path / "run").exists()
 
 

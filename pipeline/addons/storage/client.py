@@ -132,7 +132,9 @@ class Client:
 
     def __init__(self, files: Files) -> None:
         if find_spec("obstore") is None:
-            raise ConfigError("files at addresses need obstore: pip install 'penstock[stores]'")
+            raise ConfigError(
+                "files at addresses need obstore: pip install 'penstock-loader[stores]'"
+            )
         self.files = files
         options = dict(files.options or {})
         self._endpoint = check_address(str(options.get("endpoint_url", "")))
