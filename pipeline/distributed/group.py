@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,19 +23,13 @@ from torch.distributed.rendezvous import rendezvous
 from penstock import program
 from penstock.distributed.world import World, is_launched, launcher
 from penstock.errors import PREEMPTED, ConfigError, PenstockError, Problem
-
-if TYPE_CHECKING:
-    from torchmetrics import Metric
+from penstock.torch_internals import tree_map_only
 
 _ANSWERS = 3.0  # seconds for the answers of ranks that live
 # What gloo, NCCL and the store say when a rank does not come, and when its process is gone.
 _IN_VAIN = ("imed out", "timeout", "onnection", "roken pipe", "pair closure")
 
 Value = TypeVar("Value")
-
-
-def _moved(values: list[Any], device: Any) -> list[Any]:
-    return [one.to(device) if isinstance(one, Tensor) else one for one in values]
 
 
 class LateError(PenstockError):
@@ -53,6 +48,10 @@ class Group:
         control: group for objects and agreements; None alone.
         store: in which ranks that waited in vain note that they live; None alone.
         timeout: seconds that ranks wait for each other.
+
+    Attributes:
+        alone: there is no other rank.
+        is_first: this rank is the one that writes.
     """
 
     def __init__(
@@ -62,17 +61,9 @@ class Group:
         store: Any = None,
         timeout: float = 300.0,
     ) -> None:
-        self.world = world or World()
+        self.world, self.alone = world or World(), control is None
+        self.is_first = self.world.rank == 0
         self._control, self._store, self._timeout = control, store, timeout
-
-    @property
-    def alone(self) -> bool:
-        return self._control is None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this rank is the one that writes."""
-        return self.world.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks, in place (any shape, on the world's device)."""
@@ -101,7 +92,7 @@ class Group:
         return tuple(bool(value) for value in wanted.tolist())
 
     @contextmanager
-    def merged(self, metrics: Iterable[Metric]) -> Iterator[None]:
+    def merged(self, metrics: Iterable[Any]) -> Iterator[None]:
         """Let metrics hold what all ranks have counted; every rank has to enter it.
 
         Lists of predictions may be of any length, and empty on ranks without a sample.
@@ -119,9 +110,10 @@ class Group:
                 if all(isinstance(value, list) for value in state.values()):
                     # Whole lists: torchmetrics has a call for each item, of which every rank has
                     # its own number, and so ranks wait for each other.
-                    ranks = self.gather({name: _moved(of, "cpu") for name, of in state.items()})
+                    ranks = self.gather(tree_map_only(Tensor, Tensor.cpu, state))
                     every = {name: [one for rank in ranks for one in rank[name]] for name in state}
-                    vars(metric).update({n: _moved(of, metric.device) for n, of in every.items()})
+                    there = partial(Tensor.to, device=metric.device)
+                    vars(metric).update(tree_map_only(Tensor, there, every))
                     merging.callback(vars(metric).update, state)
                     continue
                 merging.enter_context(
@@ -154,10 +146,11 @@ class Group:
             looking.start()
             looking.join(2 * _ANSWERS)
             time.sleep(_ANSWERS * self.is_first)  # the store may end with this process
-            names = ", ".join(map(str, missing)) or "none, so they wait at different places"
             late = LateError(
                 f"ranks wait for others in vain, for {self._timeout:g} s (distributed.timeout). "
-                f"Gone or late: rank {names}. kill -USR2 PID prints where a process stands"
+                "Gone or late: rank "
+                f"{str(missing)[1:-1] or 'none, so they wait at different places'}. "
+                "kill -USR2 PID prints where a process stands"
             )
             late.told = self.world.rank != next(one for one in ranks if one not in missing)
             raise late from error

@@ -98,8 +98,9 @@ def like(values: Mapping[str, Any], shaped: Mapping[str, Any]) -> dict[str, Any]
             from torch.distributed.tensor import distribute_tensor
 
             # Every rank has the whole tensor and takes its part; nothing is sent.
-            whole, mesh = value.to(target.device), target.device_mesh
-            parts[name] = distribute_tensor(whole, mesh, target.placements, src_data_rank=None)
+            parts[name] = distribute_tensor(
+                value.to(target.device), target.device_mesh, target.placements, src_data_rank=None
+            )
     return parts
 
 
@@ -138,7 +139,6 @@ def gathered(rows: Tensor) -> Tensor:
     counts = group.gather(len(own))
     before = sum(counts[: group.world.rank])
     after = sum(counts) - before - len(own)
-    placed = [own.new_zeros(n, *own.shape[1:]) for n in (before, after)]
+    ends = [own.new_zeros(n, *own.shape[1:]) for n in (before, after)]
     # The sum over the ranks, of the rows and, backwards, of their gradients.
-    everything: Tensor = all_reduce(torch.cat([placed[0], own, placed[1]]))
-    return everything
+    return all_reduce(torch.cat([ends[0], own, ends[1]]))

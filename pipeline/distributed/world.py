@@ -75,11 +75,6 @@ def launched_rank() -> tuple[int, int]:
     return _number(environment, "RANK", 0), _number(environment, "LOCAL_RANK", 0)
 
 
-def restarts() -> int:
-    """How often torch's launcher has restarted all ranks."""
-    return _number(os.environ, "TORCHELASTIC_RESTART_COUNT", 0)
-
-
 def from_environment(device: str = "auto") -> World:
     """The world as torch's process group, torchrun or srun describe it; else one process.
 

@@ -9,6 +9,7 @@ that all machines share.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from penstock.config.identity import LENGTH
 from penstock.config.schema import Config
 from penstock.config.targets import options
 from penstock.distributed.group import Group
-from penstock.distributed.world import restarts
 from penstock.errors import ConfigError, Problem
 from penstock.order.address import Address, Skipped
 from penstock.runs import checkpoint, resume
@@ -114,7 +114,8 @@ def find(config: Config, group: Group, own: Mapping[str, Any]) -> Opened:
         CheckpointError: the named checkpoint, or all of them, cannot be used.
     """
     # A launcher on any machine that has started its ranks again wants them to go on.
-    opened = Opened(fingerprint=own, restarted=any(group.gather(restarts() > 0)))
+    is_again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    opened = Opened(fingerprint=own, restarted=any(group.gather(is_again)))
     if group.is_first:
         again = Source(Path(config.run_dir), required=False) if opened.restarted else None
         if (found := source(config) or again) is not None:

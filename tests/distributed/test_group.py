@@ -103,7 +103,9 @@ def test_one_rank_of_each_machine_says_that_nobody_can_be_reached(
 class Twice(Group):
     """A group of two ranks that have counted the same."""
 
-    alone = False
+    def __init__(self):
+        super().__init__()
+        self.alone = False
 
     def gather(self, value):
         return [value, value]
@@ -112,7 +114,9 @@ class Twice(Group):
 class WithEmpty(Group):
     """A group of two ranks, of which the other one has had no sample."""
 
-    alone = False
+    def __init__(self):
+        super().__init__()
+        self.alone = False
 
     def gather(self, value):
         return [value, {name: [] for name in value}]

@@ -2,23 +2,20 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from penstock.distributed import parallel
-from penstock.distributed.group import Group, join
+from penstock.distributed.group import Group
 from penstock.distributed.parallel import Parallel
 from penstock.distributed.world import World
-from tests.ports import free_port
 
 
 @pytest.fixture
-def single(monkeypatch):
+def single():
     """A group of one rank."""
-    launched = {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "localhost"}
-    for name, value in {**launched, "MASTER_PORT": str(free_port())}.items():
-        monkeypatch.setenv(name, value)
-    with join(World(), timeout=60, together=True) as group:
-        yield group
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield Group(World(), distributed.new_group(backend="gloo"))
+    distributed.destroy_process_group()
 
 
 class Model(nn.Module):

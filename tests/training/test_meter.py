@@ -15,7 +15,9 @@ from penstock.training.meter import Meter, Step, order_hash
 class Twins(Group):
     """Two ranks that do the same."""
 
-    alone = False
+    def __init__(self):
+        super().__init__()
+        self.alone = False
 
     def sum(self, values):
         return 2 * values

@@ -212,11 +212,9 @@ def test_models_draw_by_seed_batch_and_rank():
 class Rank(Group):
     """One of two ranks, which meet as the test says."""
 
-    alone = False
-
     def __init__(self, total=8.0, rank=0):
         super().__init__(World(rank, 2))
-        self.total = total
+        self.total, self.alone = total, False
 
     def sum(self, values):
         return torch.full_like(values, self.total)

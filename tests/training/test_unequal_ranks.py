@@ -18,10 +18,9 @@ BATCHES = torch.arange(24.0).reshape(8, 3).sin().split([6, 2])  # of 6 and 2 row
 class Rank(Group):
     """One of two ranks in this process; the test averages gradients, as DDP does."""
 
-    alone = False
-
     def __init__(self, rank):
         super().__init__(World(rank, 2))
+        self.alone = False
 
     def sum(self, values):
         return values.fill_(8.0)
