@@ -257,7 +257,7 @@ def check_classes(count: int, where: str, limits: Limits) -> None:
 def class_names(file: FolderFile, labels: IntArray, limits: Limits = DEFAULT) -> list[str]:
     """A name a line from `file`, or "0", "1" ... if it is missing."""
     count = int(labels.max()) + 1
-    if not file.exists():
+    if file.folder.first_missing([file.name]) is not None:
         return [str(number) for number in range(count)]
     try:
         names = file.read(lambda path: read_file(path, limits)).decode("utf-8").rstrip().split("\n")

@@ -209,10 +209,6 @@ class FolderFile(NamedTuple):
         """`function(path)` for a path on this machine with its content."""
         return self.folder.read(self.name, lambda path, _: function(path))
 
-    def exists(self) -> bool:
-        """Whether it exists."""
-        return self.folder.first_missing([self.name]) is None
-
 
 def open_root(root: str, holds: str, files: Files | None = None) -> Root:
     """The folder `root`, a path of this machine or an address, which is accessed on first use.
@@ -252,8 +248,9 @@ def walk(folder: Path) -> list[str]:
     def skipped(error: OSError) -> None:
         _log.warning("%s: skipped (%s)", error.filename, error.strerror)
 
-    walked = os.walk(folder, onerror=skipped, followlinks=True)
-    for parent, folders, files in watched(walked, None, f"listing {folder}"):
+    for parent, folders, files in watched(
+        os.walk(folder, onerror=skipped, followlinks=True), None, f"listing {folder}"
+    ):
         below = parent[len(str(folder)) + 1 :]
         folders[:] = sorted(name for name in folders if name[0] != ".")
         if (identity := Path(parent).stat()[1:3]) in seen:  # inode and device

@@ -81,11 +81,6 @@ class FolderDataset(FileDataset, Dataset[Sample]):
         return self.folder.path(os.fsdecode(self.names[index]))
 
     @property
-    def remote_files(self) -> Any:
-        """The fetcher of the files (`RemoteFiles`), if they are at an address; else None."""
-        return self.folder.remote_files
-
-    @property
     def want(self) -> Callable[[IntArray], float] | None:
         """Samples are read soon: fetch their files ahead; their part of `files.ahead`.
 

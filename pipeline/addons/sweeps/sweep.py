@@ -85,8 +85,8 @@ class Job:
     @classmethod
     def read(cls, folder: Path) -> Job:
         """The job in a folder; its manifest is empty if it has not begun."""
-        facts = read_manifest(folder, "hydra.sweep.dir") if has_manifest(folder) else {}
-        return cls(folder.name, folder, facts)
+        begun = has_manifest(folder)
+        return cls(folder.name, folder, read_manifest(folder, "hydra.sweep.dir") if begun else {})
 
     @property
     def settings(self) -> dict[str, str]:
@@ -145,8 +145,8 @@ def jobs_of(folder: Path) -> list[Job]:
 
 def note(folder: Path, **facts: Any) -> None:
     """Add facts to the manifest of a job that no run has claimed, or whose run has ended."""
-    text = json.dumps({**Job.read(folder).manifest, **facts}, indent=2)
-    write_atomically(folder / MANIFEST, f"{text}\n".encode())
+    manifest = {**Job.read(folder).manifest, **facts}
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2).encode() + b"\n")
 
 
 def run_job(
@@ -179,8 +179,10 @@ def run_job(
                 then = job.manifest.get("fingerprint", {})
                 for key, now in fingerprint(config, {}, 0).items():
                     if key != SCHEDULES and then.get(key, now) != now:  # by a YAML that has changed
-                        way = "give the sweep another folder: hydra.sweep.dir=..."
-                        reason = f"is {now} here and was {then[key]} when this job was done; {way}"
+                        reason = (
+                            f"is {now} here and was {then[key]} when this job was done; give the "
+                            "sweep another folder: hydra.sweep.dir=..."
+                        )
                         raise ConfigError(Problem(key, reason))
                 say(f"job {job.name}: done before, {job.metric} {job.value}")
                 return math.nan if job.value is None else job.value
@@ -236,8 +238,10 @@ def running(words: Sequence[str], config_name: str) -> Iterator[str]:
     from penstock.addons.reports.report import of_sweep
 
     if world.is_launched():
-        way = f"run it with {program.text('-m')}, and not under torchrun or srun"
-        raise ConfigError(f"a sweep starts the ranks of each of its jobs itself; {way}")
+        raise ConfigError(
+            "a sweep starts the ranks of each of its jobs itself; run it with "
+            f"{program.text('-m')}, and not under torchrun or srun"
+        )
     os.environ["PENSTOCK_SWEEP"] = job_name([one for one in words if not one.startswith("hydra")])
     loader = compose.open_loader((), config_name)  # whose grammar is asked alone
     typed = [compose.parse(word, loader) for word in words]
@@ -266,7 +270,7 @@ def running(words: Sequence[str], config_name: str) -> Iterator[str]:
             compose.compose(*words, config_name=config_name)
         except ConfigError as error:
             where = f" (in the job {' '.join(filter(None, job))})" * bool(number)
-            found = {**dict.fromkeys(error.problems, where), **found}
+            found = dict.fromkeys(error.problems, where) | found
     if found:
         raise ConfigError(Problem(one.key, one.message + where) for one, where in found.items())
     folder, config = Path(str(folders["dir"])), compose.resolved(base, [])
@@ -323,9 +327,10 @@ def tables(jobs: Sequence[Job]) -> tuple[Any, Any, list[str], str]:
     ascending = all(job.manifest.get("mode") != "max" for job in jobs)
     best = best.dropna(subset=metric).sort_values(metric, ascending=ascending, kind="stable")
     of = " ".join(f"{key}={best[key].iloc[0]}" for key in varied if key in best and len(best))
-    if best.empty:
-        return frame, summary, varied, ""
-    return frame, summary, varied, f"{metric} {best[metric].iloc[0]:.6g} with {of or '(defaults)'}"
+    return (
+        *(frame, summary, varied),
+        "" if best.empty else f"{metric} {best[metric].iloc[0]:.6g} with {of or '(defaults)'}",
+    )
 
 
 def show(folder: Path, jobs: Sequence[Job]) -> None:

@@ -416,13 +416,13 @@ class _Numbers:
     @property
     def array(self) -> npt.NDArray[Any]:
         """All of them, mapped."""
-        if self._array is None:
-            self._array = np.empty(0, self.dtype)  # an empty file cannot be mapped
-            if self._count:
+        if self._array is None:  # set once, as other threads look at it meanwhile
+            made: Any = np.empty(0, self.dtype)
+            if self._count:  # an empty file cannot be mapped
                 path, shape = self.files.path(0), (self._count,)
-                # A plain array: every slice of a memmap makes an object of that slow class.
-                mapped = np.memmap(path, self.dtype, "r", self._start, shape)
-                self._array = mapped.view(np.ndarray)
+                made = np.memmap(path, self.dtype, "r", self._start, shape)
+            # A plain array: every slice of a memmap makes an object of that slow class.
+            self._array = made.view(np.ndarray)
         return self._array
 
     def __getstate__(self) -> dict[str, object]:
