@@ -85,8 +85,11 @@ class Job:
     @classmethod
     def read(cls, folder: Path) -> Job:
         """The job in a folder; its manifest is empty if it has not begun."""
-        begun = has_manifest(folder)
-        return cls(folder.name, folder, read_manifest(folder, "hydra.sweep.dir") if begun else {})
+        return cls(
+            folder.name,
+            folder,
+            read_manifest(folder, "hydra.sweep.dir") if has_manifest(folder) else {},
+        )
 
     @property
     def settings(self) -> dict[str, str]:
