@@ -14,7 +14,8 @@ It takes all of torch's arguments and is a subclass, so libraries accept it. Bes
 A map-style dataset is read by whichever worker is free. An iterable dataset divides itself by
 `get_worker_info()`, so each of its parts has one executor, whose requests come in order.
 
-Cost beside torch's: about 10 us a batch, and 8 us a sample where something draws.
+Cost beside torch's: without workers 80 us a batch, most of it for putting the program's generators
+back, and 0.4 us a row; 8 us a row where something draws. Workers are within 1.1 of torch's.
 """
 
 from __future__ import annotations
