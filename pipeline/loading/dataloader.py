@@ -14,8 +14,9 @@ It takes all of torch's arguments and is a subclass, so libraries accept it. Bes
 A map-style dataset is read by whichever worker is free. An iterable dataset divides itself by
 `get_worker_info()`, so each of its parts has one executor, whose requests come in order.
 
-Cost beside torch's: without workers 80 us a batch, most of it for putting the program's generators
-back, and 0.4 us a row; 8 us a row where something draws. Workers are within 1.1 of torch's.
+Cost beside torch's: none for a TensorDataset, which draws nothing. Else, without workers, 80 us a
+batch, most of it for putting the program's generators back, 0.4 us a row, and 8 us a row where
+something draws. With workers less than torch's.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class RowFetch:
     Attributes:
         batched: keys come in lists and samples are collated; else one key gives one sample, which
             `collate` converts.
+        draws_nothing: all of it is torch's own code, which draws nothing, so nothing is seeded.
     """
 
     dataset: Any
@@ -88,8 +90,18 @@ class RowFetch:
 
     def __post_init__(self) -> None:
         self._seeding = Seeding({"dataset": self.dataset, "collate": self.collate})
+        self.draws_nothing = type(self.dataset) is torch_data.TensorDataset and self.collate in (
+            torch_data.default_collate,
+            torch_data.default_convert,
+        )
 
     def __call__(self, request: Request) -> Any:
+        if self.draws_nothing:
+            return self.collate(
+                [self.dataset[key] for key in request.keys]
+                if self.batched
+                else self.dataset[request.keys]
+            )
         return self._seeding.run(partial(self._read, request), request.epoch)
 
     def _read(self, request: Request) -> Any:
@@ -232,14 +244,13 @@ class DataLoader(torch_data.DataLoader[Sample]):
         super().__init__(
             dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, *args, **kwargs
         )
-        self.is_stream = isinstance(dataset, IterableDataset)
-        self.seed = seed
         self.worker_timeout, self.snapshot_every_n_steps = worker_timeout, snapshot_every_n_steps
-        self._drawn = seed
-        self._next = Position(0)  # where the next iterator begins
+        self.seed = self._drawn = seed
+        # Where the next iterator begins.
+        self.is_stream, self._next = isinstance(dataset, IterableDataset), Position(0)
         self._latest: Position | None = None  # of the iterator that was made last
-        self._announced = 0  # the epoch that samplers were given last
-        self._is_restored = False
+        # The epoch that samplers were given last, and whether a state was loaded.
+        self._announced, self._is_restored = 0, False
         self._kept: list[Workers] = []  # of persistent workers
         self._running: weakref.ref[EpochIterator] | None = None
 
