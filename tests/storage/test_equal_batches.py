@@ -214,13 +214,12 @@ def test_batches_are_those_of_the_disk(data, expected, tmp_path, monkeypatch, ki
         url = f"http://127.0.0.1:{port}"
 
         def opened(cache="cache"):
-            waits = event in ("stall", "short")  # for what does not come
             files = Files(
                 cache_dir=str(tmp_path / cache),
                 options={"endpoint_url": url} if way == "s3" else {},
                 retries=9,
                 first_wait=0.01,
-                timeout=0.3 if waits else 30,
+                timeout=1.5 if event in ("stall", "short") else 30,  # for what does not come
                 **FETCHED[fetched],
             )
             root = f"s3://data/{kind}" if way == "s3" else f"{url}/data/{kind}"

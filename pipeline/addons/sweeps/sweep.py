@@ -210,7 +210,12 @@ def run_job(
     requeues = callable(signal.getsignal(signal.SIGUSR1))  # submitit, which waits for it
     if code == PREEMPTED and os.environ.get("SUBMITIT_EXECUTOR") == "slurm" and requeues:
         signal.raise_signal(signal.SIGUSR1)
-    then = config and (config.sweep.on_preempted if code == PREEMPTED else config.sweep.on_failure)
+    # Before there is a configuration, a request to stop is one to the sweep, whatever it would say.
+    then = (
+        (config.sweep.on_preempted if config else "stop")
+        if code == PREEMPTED
+        else config and config.sweep.on_failure
+    )
     if code and then == "stop" and "SUBMITIT_EXECUTOR" not in os.environ:
         raise SystemExit(code)  # through Hydra, also from joblib's processes
     return math.nan if value is None else value
