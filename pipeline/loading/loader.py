@@ -234,7 +234,7 @@ class Loader:
                     self._ahead.move(epoch, batch.request.step + 1)
         stats.total_seconds = time.perf_counter() - began
         if not stats.batches and not start and not self.plan.skipped:
-            full = f"full batch of {self.plan.batch_size}; set batch.tail=keep or a smaller size"
+            full = f"full batch of {self.plan.batch_size}; set batch.tail=keep or lower batch.size"
             key, what = ("batch.tail", full) if self.plan.tail == "drop" else ("dataset", "sample")
             raise ConfigError(Problem(key, f"epoch {epoch} of {name} has no {what}"))
         self._next = epoch + 1, 0

@@ -233,7 +233,7 @@ def _summed(counts: IntArray) -> IntArray:
 def _within(
     field: str, counts: IntArray, starts: IntArray, stops: IntArray, known: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Where parts begin and end in samples of `counts` tokens, of which the sampler was `told`."""
+    """Where parts begin and end in samples of `counts` tokens; the sampler counted `known`."""
     stand_in = known < 0  # another row instead of a bad one: as much of it as there is room
     wrong = np.flatnonzero(~stand_in & (known != counts))
     if wrong.size:
