@@ -24,6 +24,7 @@ class Task:
         run: "module:function" that takes the `Config`, imported when the task runs.
         sentence: what it is about to do; {0} is the model and {1} the dataset.
         reads: it only reads folders of runs, and needs no torch.
+        measures: it makes metrics, or builds all that a fit does.
         ranks: several ranks share it; one process does the others.
         writes: it writes into the run's folder.
     """
@@ -31,6 +32,7 @@ class Task:
     run: str
     sentence: str
     reads: bool = False
+    measures: bool = True
     ranks: bool = False
     writes: bool = False
 
@@ -39,8 +41,12 @@ TASKS: Mapping[str, Task] = {
     "fit": Task("penstock.tasks.fit:run", "training {0} on {1}", ranks=True, writes=True),
     # The run's folder may give the data, which is read later.
     "validate": Task("penstock.tasks.validate:run", "measuring {0} on {1}", ranks=True),
-    "digest": Task("penstock.tasks.digest:run", "hashing the batches of {1}", ranks=True),
-    "replay": Task("penstock.tasks.replay:run", "making a batch of {1} again", writes=True),
+    "digest": Task(
+        "penstock.tasks.digest:run", "hashing the batches of {1}", measures=False, ranks=True
+    ),
+    "replay": Task(
+        "penstock.tasks.replay:run", "making a batch of {1} again", measures=False, writes=True
+    ),
     "check": Task("penstock.tasks.check:run", "reading every sample of {1}", writes=True),
     "where": Task("penstock.addons.backwards.where:run", "which batches have which samples"),
     "diff": Task("penstock.addons.comparing:run", "comparing two runs", reads=True),

@@ -70,3 +70,13 @@ def test_torchs_compiler_comes_when_something_is_compiled():
     assert done.returncode == 0, done.stderr
     shape = "torch.Size([1, 3, 2, 2])"
     assert done.stdout.splitlines() == ["[3.0, 3.0]", shape, "torch._dynamo.decorators"]
+
+
+def test_a_program_of_ones_own_that_measures_nothing_imports_no_metrics():
+    """They would take 1.3 s before its first batch."""
+    program = (
+        "import sys, penstock\n"
+        "penstock.compose('task=digest', 'trainer.device=cpu')\n"
+        "assert 'torchmetrics' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

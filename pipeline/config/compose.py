@@ -104,8 +104,7 @@ def accept(
     refuse(problems)
     begin(config)
     refuse(
-        _with_quotes(one, words, files)
-        for one in targets.check(config, seams.TASKS[config.task].reads)
+        _with_quotes(one, words, files) for one in targets.check(config, seams.TASKS[config.task])
     )
     if not seams.TASKS[config.task].reads:
         from penstock.config import rules  # which imports torch

@@ -350,19 +350,23 @@ def walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     )
 
 
-def check(config: Any, only_reads: bool = False) -> Iterator[Problem]:
+def check(config: Any, task: Any) -> Iterator[Problem]:
     """What is wrong with sections of OPTIONS and with nodes, as names and arguments tell it.
 
     Args:
-        only_reads: the task makes no node.
+        task: of `seams.TASKS`; says which nodes it makes.
     """
     for key, name in OPTIONS.items():
-        if (key == "find" or not only_reads) and (given := _given(config, key)):
+        if (key == "find" or not task.reads) and (given := _given(config, key)):
             yield from _wrong_arguments(resolve_name(name), key, given, key)
-    for section, value in config.model_dump(include=set() if only_reads else {*SUPPLIED}).items():
+    for section, value in config.model_dump(include=set() if task.reads else {*SUPPLIED}).items():
         for key, node in walk(value, section):
             try:
-                yield from _wrong_arguments(called(node, key), key, node, section)
+                # Else a program of one's own waits 1.3 s for torchmetrics before its first batch.
+                if task.measures or not is_below(
+                    node["_target_"], ["torchmetrics", "penstock.training.metrics"]
+                ):
+                    yield from _wrong_arguments(called(node, key), key, node, section)
             except ConfigError as error:
                 yield from error.problems
 
@@ -404,11 +408,10 @@ def _wrong_value(
 ) -> Iterator[Problem]:
     """What the annotation of an argument says of a value: JSON, where lists may become tuples."""
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(
+        TypeAdapter(
             ForwardRef(argument.annotation, module=module),  # type: ignore[arg-type]
             config=ConfigDict(arbitrary_types_allowed=True),
-        )
-        adapter.validate_json(json.dumps(value), strict=True)
+        ).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         # A text may stand for an object, such as a dtype.
         if isinstance(value, Mapping) or "needs_python_object" not in str(error):
