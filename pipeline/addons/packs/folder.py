@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 
 from penstock import program
@@ -341,9 +342,16 @@ class Pack:
 
     def texts(self, stem: str, indices: Indices) -> list[str]:
         """Texts that lie in the files `stem`."""
-        content, offsets = self.array(stem).data, self.array(f"{stem}.offsets")
-        bounds = zip(offsets[indices].tolist(), offsets[indices + 1].tolist(), strict=True)
-        return [str(content[start:stop], "utf-8", "surrogateescape") for start, stop in bounds]
+        offsets = self.array(f"{stem}.offsets")
+        parts = [None, pa.py_buffer(offsets), pa.py_buffer(self.array(stem))]
+        everything = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, parts)
+        # Arrow gathers texts in a third of the time of a slice for each; but it imports pandas to
+        # take rows of an array of numpy, so they come as Arrow's.
+        rows = pa.Array.from_buffers(
+            pa.int64(), len(indices), [None, pa.py_buffer(np.ascontiguousarray(indices, np.int64))]
+        )
+        contents = everything.take(rows).to_pylist()
+        return [content.decode("utf-8", "surrogateescape") for content in contents]
 
     def values(self, name: str, indices: Indices) -> list[Any]:
         """The values of a field for rows, int64[n]; of image files, their bytes."""
