@@ -213,11 +213,6 @@ def files_of(pid):
     return list(Path("/dev/shm").glob(f"torch_{pid}_*"))
 
 
-def open_files():
-    """How many this process has."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def assert_told_of_row_7(text, requests):
     """Whether a message about a death names the address, the sample, its place and the others."""
     request = next(one for one in requests if 7 in one.indices)

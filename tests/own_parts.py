@@ -161,13 +161,3 @@ def start_worker(worker_id):
 
 
 LIMIT = 3
-
-
-class WithItsOwnLoop(torch.nn.Linear):
-    """As a LightningModule: a model that says how it is trained."""
-
-    def training_step(self, batch, batch_idx):
-        return self(batch).mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1.0)

@@ -43,14 +43,6 @@ class Labelled(Rows):
         return [row % 3 for row in range(self.first, self.first + ROWS)]
 
 
-class Printed(Labelled):
-    """Can be told from other data."""
-
-    @property
-    def fingerprint(self):
-        return f"printed {self.first}"
-
-
 class Bare(Rows):
     def sample(self, row):
         return x_of(row)

@@ -117,17 +117,6 @@ def test_a_wheel_writes_nothing_but_penstock(wheel):
     assert ours == shipped()
 
 
-@pytest.mark.thorough
-def test_a_wheel_makes_projects(installed, empty):
-    """It has their template."""
-    done = start(installed, empty, "init", "stains")
-    assert done.returncode == 0, done.stderr
-    words = "--trust=stains", "--config-dir=conf", "dataset=stains", "task=digest", "steps=1"
-    done = start(installed, empty / "stains", *words)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("total ")
-
-
 def shipped():
     """The names that a wheel's files have to have: code, configuration, templates, type hints."""
     kinds = (".py", ".pyi", ".yaml", ".txt", ".csv", ".typed", ".html", ".css", ".js")

@@ -77,54 +77,6 @@ def weights(folder):
     }
 
 
-PAIRS = {  # with what digests and weights have to tell; every second one is in the default suite
-    "seed=1": BATCHES,
-    "sampler=sequential": TRAINING,
-    "transform.train.flip.p=1.0": TRAINING,
-    "batch.size=7": TRAINING,
-    "trainer.overfit_batches=2": TRAINING,
-    "dataset.val_fraction=0.3": DATA,
-    "optimizer.lr=0.02": WEIGHTS,
-    "objective.loss.beta=0.2": WEIGHTS,
-    "trainer.max_epochs=1": WEIGHTS,
-    "trainer.clip_norm=0.01": WEIGHTS,
-    "trainer.ema=0.9": WEIGHTS,
-    "trainer.accumulate=2": WEIGHTS,
-    "trainer.limit_batches.train=3": WEIGHTS,
-    "scheduler=none": WEIGHTS,
-    "loader.num_workers=1": NOTHING,
-    "loader.generator=5": NOTHING,
-    "batch.val_size=3": VALIDATION,
-    "transform.val.normalize.statistics=dataset": VALIDATION,
-    "trainer.checkpoint.every_steps=2": NOTHING,
-    "trainer.device=cpu": ROUNDING,
-    "cache_dir=elsewhere": NOTHING,
-}
-
-
-@pytest.mark.thorough
-@pytest.mark.one_in(17)
-@pytest.mark.parametrize("word", PAIRS)
-def test_a_key_is_in_the_group_that_digests_and_weights_tell(word, first, fit):
-    second = fit(word)
-    found = settings_of(Run(first), Run(second))
-    key = word.partition("=")[0]
-    groups = [
-        effect
-        for effect, some in found.items()
-        for one in some
-        if one[0] == key or one[0].startswith(f"{key}.")
-    ]
-    assert set(groups) == {PAIRS[word]}
-    one, other = hashes(first), hashes(second)
-    common = one.keys() & other.keys()
-    changed = any(one[address] != other[address] for address in common)
-    learned = weights(first) != weights(second)
-    assert common
-    said = min(TRAINING, PAIRS[word])
-    assert said == TRAINING if changed else said == WEIGHTS if learned else said < WEIGHTS
-
-
 def diff(capsys, first, second, code=1):
     done = run(capsys, "task=diff", f"runs=[{first},{second}]")
     assert done.code == code, done.out + done.err
@@ -243,19 +195,6 @@ def test_other_samples_are_distinguished_from_other_losses(pair, capsys):
     assert "samples      first differ at epoch 0, step 4: other samples, or in another" in said
     assert "; 2 of 10 steps differ\n" in said
     assert "losses       the same at 10 steps" in said
-
-
-@pytest.mark.thorough
-def test_without_ledgers_weights_decide(pair, capsys):
-    second = pair[1]
-    (second / "digests.jsonl").unlink()
-    assert "\nbatches not compared, the same weights" in diff(capsys, *pair, 0)
-    (second / "ledger.jsonl").unlink()
-    said = diff(capsys, *pair, 0)
-    assert "ledger       not in both runs; train with trainer.ledger=true" in said
-    assert "\nbatches not compared, the same weights\n" in said
-    shutil.rmtree(second / "checkpoints")
-    assert "nothing to compare" in diff(capsys, *pair)
 
 
 def test_weights_are_compared_by_the_bit(pair, capsys, tmp_path):

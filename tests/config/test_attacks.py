@@ -90,7 +90,7 @@ modules | job: {env_set: {PYTHONPATH: FOLDER}} | hydra.job.env_set.PYTHONPATH:
 trust | job: {env_set: {PENSTOCK_TRUST: stranger}} | hydra.job.env_set.PENSTOCK_TRUST:
 copied | job: {env_copy: [MY_TOKEN]} | hydra.job.env_copy
 search path | searchpath: [structured://stranger] | hydra.searchpath
-package | searchpath: [pkg://stranger] | hydra.searchpath
+package | searchpath: [pkg://stranger] | hydra.searchpath|Cannot find primary config
 secret | run: {dir: "${oc.env:MY_TOKEN}"} | MY_TOKEN is a secret by its name
 """)
 SWEEPS = rows(r"""
@@ -257,12 +257,12 @@ def of_data():
     mnist = {f"MNIST/processed/{name}.pt": zipped for name in ("training", "test")}
     tar = "transform=none dataset.classes=[a] cache_dir=FOLDER/cache"
     for words, files, says, code in (
-        ("dataset=arrays", arrays, "holds Python objects", 3),
-        ("dataset=sequence_files", arrays, "holds Python objects", 3),
+        ("dataset=arrays", arrays, "Python objects in dtype", 3),
+        ("dataset=sequence_files", arrays, "Python objects in dtype", 3),
         ("dataset=token_files", {"a.npy": objects}, "a.npy", 3),
         (f"dataset=tar_shards {tar}", {"a.tar": archive("pkl", bare)}, "is a pickle", 2),
         (f"dataset=indexed_tars {tar}", {"a.tar": archive("pth", zipped)}, "is a pickle", 2),
-        ("dataset=parquet transform=none collate=list", {"a.parquet": parquet()}, "", 0),
+        ("dataset=parquet transform=none collate=list cache_dir=FOLDER/cache", {"a.parquet": parquet()}, "", 0),
         ("dataset=torchvision", cifar, "not found or corrupted", 3),
         ("dataset=torchvision dataset._target_=torchvision.datasets.MNIST", mnist, "MNIST", 3),
     ):

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import penstock
 from penstock.config.compose import compose, load, resolved
 from penstock.config.schema import Config
 from penstock.seams import TASKS
@@ -102,29 +101,6 @@ def test_every_task_has_a_file():
 @pytest.mark.parametrize("loader", ["default", "fast", "debug", "threads"])
 def test_every_sampler_goes_with_every_loader(sampler, loader):
     compose("dataset=sequences", f"sampler={sampler}", f"loader={loader}", "task=digest")
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("dataset", ["synthetic_faces", "sequences"])
-def test_what_is_drawn_on_first_use_can_be_built(dataset, tmp_path):
-    """From nothing but the configuration: data, a batch, a model that takes it, a loss."""
-    from penstock.build.training import TrainingParts
-
-    config = penstock.compose(
-        f"dataset={dataset}",
-        f"dataset.root={tmp_path}",
-        "dataset.count=40",
-        "loader=debug",
-        "batch.size=8",
-    )
-    parts = TrainingParts(config)
-    with parts.data.train.loader() as loader:
-        batch = next(iter(loader))
-    model = parts.model()
-    losses, outputs = parts.objective().measure(model, batch)
-    assert losses.shape == (8,)
-    assert outputs.shape == (8, parts.data.facts["num_outputs"])
-    parts.scheduler(parts.optimizer(model), 10)
 
 
 def test_a_recipe_is_laid_over_its_dataset():

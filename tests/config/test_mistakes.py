@@ -3,10 +3,8 @@
 Most are what people bring along from torch, Lightning, Hugging Face and argparse.
 """
 
-import os
 import subprocess
 import sys
-import warnings
 from typing import get_args
 
 import pytest
@@ -14,7 +12,6 @@ import pytest
 from penstock.config.compose import CONF, load, resolved
 from penstock.config.familiar import WAYS
 from penstock.config.schema import Config
-from penstock.distributed import world
 from tests.program import ROOT, run
 
 ARRAYS = ["dataset=arrays", "tracker=none", "trainer.pictures=false"]
@@ -171,18 +168,6 @@ def test_a_batch_size_that_is_not_used_is_reported(arrays, capsys):
     words = ["sampler=identity", "sampler.identities=2", "task=digest"]
     said = run(capsys, *arrays, *words, "sampler.column=label").err
     assert "batch.size: 32 is for validation only; Identity forms its batches itself" in said
-
-
-@pytest.mark.thorough
-def test_more_workers_than_cores_are_said_once(monkeypatch, arrays, capsys):
-    monkeypatch.setattr(world, "usable_cpus", lambda: 2)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})  # torch warns from there on
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        done = run(capsys, *arrays, "loader=default", "loader.num_workers=5", "task=digest")
-    assert done.code == 0
-    assert [str(one.message) for one in warned if "DataLoader" in str(one.message)] == []
-    assert done.err.count("workers") == 1
 
 
 def suggested():

@@ -9,12 +9,9 @@ import yaml
 import penstock
 from penstock.addons.packs.packing import pack_of
 from penstock.build.data import DataParts
-from penstock.config.compose import accept
-from penstock.errors import PenstockError
 from tests.config.test_conf import CONF
 from tests.datasets import test_peoples_datasets as people
 from tests.face_folder import write_faces
-from tests.program import run
 from tests.tokens.test_token_files import write_pair
 
 GROUPS = ("collate", "transform", "sampler")
@@ -158,37 +155,6 @@ def choices():
     return found
 
 
-@pytest.mark.thorough
-@pytest.mark.one_in(19)
-@pytest.mark.parametrize("name", MAKERS)
-def test_every_dataset_with_everything(name, choices, tmp_path, monkeypatch):
-    """A batch comes, or a sentence says why not; nothing else is raised.
-
-    Choices are put where hydra would put them: it takes 0.2 s for each.
-    """
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    files = [f"dataset={name}", *MAKERS[name](tmp_path / "data"), "cache_dir=cache"]
-    base = penstock.compose(*ONE, *files).model_dump()
-    worked = set()
-    for group, chosen, section in choices:
-        single = {"batch": base["batch"] | {"size": None}} if chosen == "single" else {}
-        try:
-            with DataParts(accept(base | {group: section} | single)).train.loader(True) as loader:
-                assert len(next(iter(loader)).positions)
-            worked.add((group, chosen))
-        except PenstockError as refused:
-            words = str(refused)
-            assert "Traceback" not in words, (group, chosen, words)
-    assert ("transform", "none") in worked or name in UNEVEN, worked
-    packs = ("sampler", "packed") in worked  # into blocks, which one function knows
-    assert {("collate", "list"), ("collate", "single")} <= worked or packs, worked
-
-
-# Samples of unequal shapes, or texts, of which their own transform makes what is put together.
-UNEVEN = {"face_landmarks", "mixture", "plain_text"}
-
-
 @pytest.mark.parametrize("options", [["collate=list"], ["transform=none"], ["collate=pad"]])
 def test_texts_can_be_swapped(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -207,21 +173,6 @@ def test_a_file_of_another_collate_function_never_remains():
 
 
 # hydra's name for the folder of a run
-
-
-@pytest.mark.thorough
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("word", ["hydra.run.dir=here/it/is", "++hydra.run.dir='here/it/is'"])
-def test_hydras_folder_is_the_runs(word, faces, capsys):
-    quick = ["trainer.max_steps=1", "trainer.pictures=false", "loader=debug", "tracker=none"]
-    found = run(capsys, *faces, *quick, word)
-    assert found.code == 0, found.err
-    assert Path("here/it/is/manifest.json").exists()
-    assert (
-        sorted(path.name for path in Path().iterdir()) == ["data", "here"]
-        or not Path("outputs").exists()
-    )
-    assert penstock.compose(word).run_dir == "here/it/is"
 
 
 def test_hydras_folder_in_a_file_is_the_runs(tmp_path):

@@ -7,7 +7,6 @@ import gc
 import gzip
 import json
 import os
-import pickle
 import random
 import re
 import signal
@@ -381,19 +380,6 @@ def test_the_batches_are_torchs_in_torchs_order(arguments):
     assert found == expected
 
 
-@pytest.mark.thorough
-@pytest.mark.one_in(2)
-def test_workers_change_no_batch_and_no_number_that_is_drawn():
-    batches = []
-    dataset = Squares(draws=True)
-    for workers in (0, 1, 3):
-        torch.manual_seed(1)
-        loader = DataLoader(dataset, 3, True, num_workers=workers)
-        batches.append([plain(list(loader)) for _ in range(2)])
-    assert batches[0] == batches[1] == batches[2]
-    assert batches[0][0] != batches[0][1]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_samples_of_every_kind_are_collated_as_torch_does(workers):
     for size in (2, None):
@@ -468,23 +454,6 @@ def test_what_does_not_divide_itself_comes_once_a_worker():
 def test_a_worker_init_fn_can_divide_the_dataset():
     batches = everything(Undivided(2), None, num_workers=2, worker_init_fn=divide)
     assert sorted(batches) == [0, 0, 1, 1, 2, 3]
-
-
-@pytest.mark.thorough
-def test_what_an_iterable_dataset_draws_depends_on_epoch_and_worker_alone():
-    for workers in (0, 2):
-        runs = []
-        for prefetch in (1, 4):
-            loader = DataLoader(
-                Drawing(),
-                4,
-                num_workers=workers,
-                generator=torch.Generator().manual_seed(3),
-                prefetch_factor=prefetch if workers else None,
-            )
-            runs.append([plain(list(loader)), plain(list(loader))])
-        assert runs[0] == runs[1]
-        assert runs[0][0] != runs[0][1]
 
 
 # Length, attributes and arguments.
@@ -582,17 +551,6 @@ def test_workers_know_who_they_are():
     assert {tuple(row)[:2] for row in everything(WhoWorks(), None)} == {(-1, 0)}
 
 
-@pytest.mark.thorough
-def test_persistent_workers_are_the_same_in_every_epoch():
-    loader = DataLoader(WhoWorks(), None, num_workers=2, persistent_workers=True)
-    pids = {row[3] for _ in range(3) for row in loader}
-    next(iter(loader))
-    pids |= {row[3] for row in loader}
-    assert 1 <= len(pids) <= 2  # whoever is free
-    fresh = DataLoader(WhoWorks(), None, num_workers=2)
-    assert {row[3] for row in fresh}.isdisjoint({row[3] for row in fresh})
-
-
 @pytest.mark.parametrize(
     "method",
     [
@@ -638,17 +596,6 @@ def test_several_iterators_of_one_loader_do_not_meet():
         assert [a for a, _ in pairs] == [b for _, b in pairs] == theirs(Squares(), 5)
 
 
-@pytest.mark.thorough
-def test_an_epoch_may_be_left_and_another_one_begun():
-    for persistent in (False, True):
-        loader = DataLoader(Squares(), 2, num_workers=2, persistent_workers=persistent)
-        for _ in range(3):
-            for batch in loader:
-                assert batch.tolist() == [0, 1]
-                break
-        assert plain(list(loader)) == theirs(Squares(), 2)
-
-
 def test_no_process_stays_behind():
     before = set(children())
     loader = DataLoader(Squares(), 2, num_workers=2)
@@ -687,16 +634,6 @@ def test_batches_may_come_in_the_order_in_which_they_are_ready(in_order):
     assert (batches[0] == [0]) == in_order
 
 
-@pytest.mark.thorough
-def test_copies_of_a_loader_begin_their_own_epochs():
-    loader = DataLoader(Squares(), 5, num_workers=2)
-    batches = iter(loader)
-    next(batches)
-    for other in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
-        assert plain(list(other)) == theirs(Squares(), 5)
-    assert len(list(batches)) == 3
-
-
 # Errors.
 
 
@@ -714,14 +651,6 @@ def test_an_error_comes_in_its_own_type_and_the_epoch_is_not_over_in_the_state(e
         assert "in __getitem__" in str(caught.value)
     assert next(batches, None) is None
     assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (0, 2)
-
-
-@pytest.mark.thorough
-def test_an_error_that_cannot_be_made_again_keeps_its_words():
-    with pytest.raises(RuntimeError, match="row 5: odd"):
-        everything(Failing(OddError), num_workers=1)
-    with pytest.raises(OddError):
-        everything(Failing(OddError))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -801,8 +730,8 @@ def test_a_worker_can_be_ended_by_multiprocessings_methods(method):
     found = [next(batches)]
     (worker,) = batches._workers
     getattr(worker, method)()
-    worker.join(20)
-    assert not worker.is_alive()
+    # Whoever reaps the process notes its end a moment later: a thread of the pool waits for it, too.
+    wait_until(lambda: not worker.is_alive())
     found += batches
     assert plain(found) == theirs(Squares(40), 2)
 
@@ -1068,18 +997,6 @@ def test_the_rest_of_a_stream_is_the_same_with_other_workers(kind):
             other.load_state_dict(state)
             assert plain(list(other)) == expected, (before, workers)
             assert len(list(other)) > 0  # the next epoch is divided among those there are now
-
-
-@pytest.mark.thorough
-def test_a_worker_init_fn_divides_for_other_workers_too():
-    def make(workers):
-        return DataLoader(Undivided(4), None, num_workers=workers, worker_init_fn=divide)
-
-    state, expected = rest_after(make(2), 3)
-    for workers in (0, 1, 2):
-        other = make(workers)
-        other.load_state_dict(state)
-        assert list(other) == expected, workers
 
 
 class Keyword(Exception):

@@ -2,8 +2,6 @@
 
 import gc
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,7 +11,6 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.loading.dataloader import DataLoader
-from tests.dataloader.test_dataloader import Drawing as Drawn
 from tests.dataloader.test_dataloader import (
     Squares,
     children,
@@ -157,18 +154,6 @@ def test_out_of_order_parts_come_from_any_ready_worker(tmp_path, prefetch):
         )
         other.load_state_dict(state)
         assert [batch.tolist() for batch in other] == late
-
-
-@pytest.mark.thorough
-def test_a_worker_that_is_killed_out_of_order_reads_its_part_again():
-    loader = DataLoader(Drawn(60), 2, num_workers=2, in_order=False, seed=1)
-    expected = sorted(plain(list(loader)))
-    loader = DataLoader(Drawn(60), 2, num_workers=2, in_order=False, seed=1)
-    batches = iter(loader)
-    found = [plain(next(batches)) for _ in range(8)]
-    for worker in batches._workers:
-        os.kill(worker.pid, signal.SIGKILL)
-    assert sorted(found + plain(list(batches))) == expected
 
 
 class GoesOn(IterableDataset):

@@ -4,8 +4,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -126,23 +124,6 @@ def test_a_crash_that_repeats_is_tried_twice_where_processes_are_slow_to_start(t
 # Seeds.
 
 
-@pytest.mark.thorough
-def test_data_pipes_are_divided_as_torch_does():
-    pipes = pytest.importorskip("torch.utils.data.datapipes.iter")
-
-    def make():
-        return pipes.IterableWrapper(range(20)).shuffle().sharding_filter()
-
-    for workers in (0, 1, 2):
-        loader = DataLoader(make(), None, num_workers=workers, shuffle=True)
-        orders = []
-        for seed in (1, 1, 2):
-            torch.manual_seed(seed)
-            orders.append(list(loader))
-        assert sorted(orders[0]) == list(range(20))
-        assert orders[0] == orders[1] != orders[2]
-
-
 # Draws that nobody has told of.
 
 
@@ -206,14 +187,6 @@ def test_only_the_first_batch_that_draws_is_asked_for_twice():
         dataset = Sometimes(rows, random.random)
         list(DataLoader(dataset, 4))
         assert dataset.asked == asked
-
-
-@pytest.mark.thorough
-def test_importing_the_class_imports_nothing_slow():
-    slow = "{'torchvision', 'pydantic', 'hydra', 'pandas'}"
-    module = "penstock.loading.dataloader"
-    code = f"import sys, {module}; sys.exit({slow} & set(sys.modules) or 0)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
 def test_ranks_with_one_seed_have_one_order_and_draws_of_their_own(monkeypatch):

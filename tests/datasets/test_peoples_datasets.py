@@ -2,21 +2,18 @@
 workers, trains two steps and resumes, or is refused in words.
 """
 
-import hashlib
 import io
 import json
-import pickle
 import re
 import shutil
 import struct
 import sys
 import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from torchvision.datasets import CIFAR10, MNIST
+from torchvision.datasets import MNIST
 
 import penstock
 from penstock.tasks.digest import lines
@@ -75,21 +72,6 @@ def fake_data(folder):
     node = "{_target_: torchvision.datasets.FakeData, size: 16, image_size: [3, 20, 20]%s}"
     val = node % ", random_offset: 100"
     return ["~dataset", f"+dataset={node % ''}", f"data.val_dataset={val}", *PICTURES]
-
-
-def cifar10(folder):
-    """The files of CIFAR10, cut short."""
-    base = folder / "cifar-10-batches-py"
-    base.mkdir()
-    data = np.arange(ROWS * 3072, dtype=np.int64).reshape(ROWS, 3072).astype(np.uint8)
-    hashes = {}
-    for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"):
-        held = {"data": data, "labels": [row % 10 for row in range(ROWS)]}
-        (base / name).write_bytes(pickle.dumps(held))
-    (base / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
-    for path in base.iterdir():
-        hashes[path.name] = hashlib.md5(path.read_bytes()).hexdigest()
-    return ["dataset=torchvision", f"dataset.root={folder}", *PICTURES[:2]], hashes
 
 
 def mnist(folder):
@@ -278,49 +260,7 @@ def digest(overrides, workers):
     return list(lines(config.model_copy(update={"task": "digest", "steps": 2})))
 
 
-def trains_and_resumes(capsys, overrides):
-    """A step, and a second one after a resumption."""
-    once = ["loader=debug", "trainer.max_steps=1", "run_dir=run"]
-    first = run(capsys, *QUICK, *overrides, *once)
-    assert first.code == 0, first.err
-    again = run(capsys, "resume=run", "trainer.max_steps=2")
-    assert again.code == 0, again.err
-    assert "resuming run at" in again.err
-    manifest = json.loads(Path("run/manifest.json").read_text())
-    assert (manifest["status"], len(manifest["sessions"])) == ("done", 2)
-
-
 KINDS = {**MADE, **{name: lambda folder, words=words: words for name, words in OWN.items()}}
-
-
-@pytest.mark.thorough
-@pytest.mark.one_in(25)
-@pytest.mark.parametrize("name", KINDS)
-def test_a_kind_has_one_digest_for_any_workers(name, people, tmp_path):
-    overrides = KINDS[name](tmp_path / "data")
-    assert digest(overrides, 0) == digest(overrides, 2)
-
-
-@pytest.mark.thorough
-@pytest.mark.one_in(25)
-@pytest.mark.parametrize("name", KINDS)
-def test_a_kind_trains_and_resumes(name, people, capsys, tmp_path):
-    trains_and_resumes(capsys, KINDS[name](tmp_path / "data"))
-
-
-@pytest.mark.thorough
-def test_cifar10(people, capsys, tmp_path, monkeypatch):
-    """Its files are pickles, which torchvision reads only where their hashes are the true ones."""
-    overrides, hashes = cifar10(tmp_path / "data")
-    refused = run(capsys, *overrides, *QUICK, "loader=debug")
-    assert refused.code == 3
-    assert "dataset: torchvision.datasets.CIFAR10 fails: RuntimeError: Dataset not" in refused.err
-    assert "Traceback" not in refused.err
-    train = [[f"data_batch_{n}", hashes[f"data_batch_{n}"]] for n in range(1, 6)]
-    monkeypatch.setattr(CIFAR10, "train_list", train)
-    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", hashes["test_batch"]]])
-    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": hashes["batches.meta"]})
-    trains_and_resumes(capsys, [*overrides, "sampler=weighted"])
 
 
 DAMAGE = {

@@ -125,27 +125,3 @@ def test_a_run_resumes_in_worlds_of_other_sizes(strategy, found, tmp_path):
     assert [len(leg) for leg in legs[:-1]] == [LEG_STEPS] * (len(legs) - 1)
     assert without_loss(steps) == whole
     assert losses(steps) == pytest.approx([s.loss for s in undisturbed.steps], rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.thorough
-def test_a_rank_without_a_sample_of_validation_does_not_stop_the_others(tmp_path):
-    """Two ranks compute the metrics of the trial batch, which the third has no part of."""
-    run = [
-        "run.py",
-        "distributed=ddp",
-        "distributed.timeout=60",
-        "trainer.device=cpu",
-        "trainer.max_steps=2",
-        "trainer.pictures=false",
-        "trainer.progress=none",
-        "batch.val_size=2",
-        "tracker=none",
-        "dataset.count=24",
-        "dataset.size=32",
-        "batch.size=8",
-        "trainer.report=false",
-        f"run_dir={tmp_path}/run",
-    ]
-    start(3, *run)
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert manifest["status"] == "done"

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from penstock import compose
-from penstock.addons.sweeps.sweep import jobs_of
 from penstock.distributed.group import Group
 from penstock.distributed.stop import SIGNALS
 from penstock.training.adapter import Objective
@@ -100,17 +99,6 @@ def test_a_killed_run_resumes_in_mid_epoch_from_what_the_clock_saved(tmp_path, u
     assert runs.outcome() == undisturbed(1)
 
 
-@pytest.mark.thorough
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "backend", ["main", "process", pytest.param("thread", marks=pytest.mark.stress)]
-)
-def test_so_is_one_in_validation(backend, tmp_path, undisturbed):
-    runs = Runs(tmp_path / "runs", backend, more=NO_BASELINE)
-    runs.stall("val", 13)
-    check(runs, runs.begin(), undisturbed, "epoch 0, step 16")
-
-
 @pytest.mark.stress
 def test_ranks_that_wait_agree(tmp_path, undisturbed):
     runs = Runs(tmp_path / "runs", "process", 2, NO_BASELINE)
@@ -160,29 +148,6 @@ def test_set_up_ends_before_anything_is_begun(number, tmp_path):
     text = "interrupted\n" if number == signal.SIGINT else text
     assert runs.log.read_text().endswith(text)
     assert not runs.run.exists()
-
-
-@pytest.mark.thorough
-def test_a_sweep_stops_between_two_jobs_and_continues(tmp_path):
-    lrs = (*NO_BASELINE, "-m", "optimizer.lr=0.1,0.05,0.01", "trainer.max_epochs=2")
-    whole, runs = (
-        Runs(tmp_path / name, more=(*lrs, f"hydra.sweep.dir={tmp_path / name / 'sweep'}"))
-        for name in ("whole", "runs")
-    )
-    whole.whole()
-    pids = runs.begin()
-    runs.wait(lambda: any(job.status == "done" for job in jobs_of(tmp_path / "runs" / "sweep")))
-    codes, seconds = stop(pids)
-    said = runs.log.read_text()
-    assert codes == [75], said
-    assert seconds < SOON
-    assert "Traceback" not in said
-    runs.whole()
-    kept = [list(jobs_of(tmp_path / name / "sweep")) for name in ("whole", "runs")]
-    assert [job.status for job in kept[1]] == ["done"] * 3
-    for jobs in zip(*kept, strict=True):
-        ledgers = [(job.path / "ledger.jsonl").read_text() for job in jobs]
-        assert ledgers[0] == ledgers[1]
 
 
 def test_batches_since_the_last_step_can_be_dropped():

@@ -209,13 +209,6 @@ def test_appending_needs_a_folder(tmp_path):
         disk.append(tmp_path / "absent" / "a", ["1"])
 
 
-def free_descriptor():
-    """The number of the next file that is opened: higher if a descriptor was left open."""
-    descriptor = os.dup(1)
-    os.close(descriptor)
-    return descriptor
-
-
 @pytest.mark.parametrize(
     ("error", "message"),
     [

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 import penstock
 from penstock.build.data import DataParts
@@ -43,52 +42,6 @@ def pets(pets_root, tmp_path, monkeypatch):
         "transform.train.resize.size=[36,36]",
         "transform.train_batch.crop.size=[32,32]",
     ]
-
-
-@pytest.mark.thorough
-def test_the_executor_does_not_appear_in_the_digest(pets, capsys):
-    expected = run(capsys, "task=digest", *pets, *IN_MAIN)
-    assert expected.code == 0, expected.err
-    assert len(expected.hashes) == 6
-    for options in (
-        ["loader.num_workers=2"],
-        ["loader=threads"],
-        ["transform.batch_on=device"],
-        ["transform.batch_on=loader", "loader.num_workers=1"],
-    ):
-        assert run(capsys, "task=digest", *pets, *options).out == expected.out, options
-
-
-@pytest.mark.thorough
-def test_what_is_done_to_batches_is_part_of_the_digest(pets, capsys):
-    base = ["task=digest", *pets, *IN_MAIN]
-    runs = [
-        run(capsys, *base, *more)
-        for more in (
-            [],
-            ["seed=1"],
-            ["transform.train_batch.mixup=null"],
-            ["transform.train_batch.colors.p=0.1"],
-            ["split=val"],
-        )
-    ]
-    assert [one.code for one in runs] == [0] * 5
-    assert len({one.out for one in runs}) == 5
-    unused = run(capsys, *base, "split=val", "transform.train_batch.colors=null")
-    assert unused.out == runs[-1].out
-
-
-@pytest.mark.thorough
-def test_a_batch_can_be_replayed_and_looked_at(pets, capsys, tmp_path):
-    shown = run(capsys, "task=replay", "step=2", *pets, *IN_MAIN, f"run_dir={tmp_path}/seen")
-    assert shown.code == 0, shown.err
-    tensors = load_file(tmp_path / "seen" / "batch.safetensors")
-    assert tensors["image"].shape == (6, 3, 32, 32)
-    assert tensors["image"].dtype == torch.float32
-    torch.testing.assert_close(tensors["label_soft"].sum(1), torch.ones(6))
-    assert (tmp_path / "seen" / "batch.png").exists()
-    digest = run(capsys, "task=digest", *pets, *IN_MAIN)
-    assert digest.hashes[2] in shown.out.splitlines()
 
 
 @pytest.mark.stress

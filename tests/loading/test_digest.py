@@ -46,13 +46,6 @@ SAMPLERS = {
     "subset": ["sampler.fraction=0.7"],
     "bucket": ["sampler.column=line"],
 }
-TORCH_SAMPLERS = {
-    "random": "sampler={_target_: torch.utils.data.RandomSampler}",
-    "weighted": "sampler={_target_: torch.utils.data.WeightedRandomSampler, "
-    "weights: [1, 2, 3], num_samples: 30}",
-    "batches": "sampler={_target_: torch.utils.data.BatchSampler, batch_size: 4, drop_last: false, "
-    "sampler: {_target_: torch.utils.data.RandomSampler}}",
-}
 
 
 @pytest.mark.one_in(5)
@@ -67,34 +60,6 @@ def test_every_sampler_has_the_same_batches_in_workers_and_threads(faces, capsys
         expected = run(capsys, *digest, *IN_MAIN)
         assert expected.code == 0, expected.err
         assert run(capsys, *digest).out == expected.out
-
-
-@pytest.mark.thorough
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize(
-    "sampler",
-    ["bucket", "bucket sampler.tokens=300", "identity sampler.identities=3", "weighted"],
-)
-def test_strategies_over_sequences(capsys, tmp_path, monkeypatch, sampler):
-    monkeypatch.chdir(tmp_path)
-    chosen, *options = sampler.split()
-    base = ["task=digest", "dataset=sequences", "dataset.count=150", f"sampler={chosen}", *options]
-    expected = run(capsys, *base, *IN_MAIN)
-    assert expected.code == 0, expected.err
-    assert run(capsys, *base, "loader.num_workers=3").out == expected.out
-    assert run(capsys, *base, "loader=threads").out == expected.out
-    assert run(capsys, *base, *IN_MAIN, "seed=1").hashes != expected.hashes
-
-
-@pytest.mark.thorough
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", TORCH_SAMPLERS)
-def test_samplers_of_torch_too(faces, capsys, name):
-    base = ["task=digest", *faces, "~sampler", f"+{TORCH_SAMPLERS[name]}"]
-    expected = run(capsys, *base, *IN_MAIN)
-    assert expected.code == 0, expected.err
-    assert run(capsys, *base, "loader.num_workers=2").out == expected.out
-    assert run(capsys, *base, "epoch=1", *IN_MAIN).hashes != expected.hashes
 
 
 def test_another_seed_or_epoch_is_another_digest(faces, capsys):
@@ -152,20 +117,6 @@ def test_replay_is_the_batch_that_workers_made(faces, capsys, tmp_path):
         assert all(row[2].endswith(".jpg") for row in rows)
 
 
-@pytest.mark.thorough
-def test_samples_can_be_handed_through_one_by_one(faces, capsys):
-    """`batch.size: null` makes a batch of one of each sample."""
-    from penstock import build_train_loader, compose
-
-    one_by_one = [*faces, "batch.size=null"]
-    expected = run(capsys, "task=digest", *one_by_one, *IN_MAIN)
-    assert len(expected.hashes) == 48
-    assert run(capsys, "task=digest", *one_by_one, "loader.num_workers=2").out == expected.out
-    sample = next(iter(build_train_loader(compose(*one_by_one, *IN_MAIN))))
-    assert sample["image"].shape == (1, 3, 64, 64)
-    assert sample["landmarks"].shape == (1, 68, 2)
-
-
 @pytest.mark.stress
 def test_replay_of_a_stream(faces, capsys, tmp_path):
     lines = [f"{'ab'[n % 2]},text {n}\n" for n in range(30)]
@@ -188,12 +139,6 @@ def test_replay_outside_the_epoch_is_a_configuration_error(faces, capsys, tmp_pa
     assert not (tmp_path / "outputs").exists()
 
 
-@pytest.mark.thorough
-def test_digest_writes_nothing(faces, capsys, tmp_path):
-    run(capsys, *DIGEST, *faces)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_fields_of_a_batch(faces):
     from penstock import build_train_loader, build_val_loader, compose
 
@@ -203,13 +148,3 @@ def test_fields_of_a_batch(faces):
     assert batch["landmarks"].shape == (8, 68, 2)
     rows = np.concatenate([batch.indices for batch in build_val_loader(config)])
     assert rows.tolist() == list(range(12))
-
-
-@pytest.mark.thorough
-def test_ranks_print_what_one_process_prints(faces, capfd):
-    """Each of two ranks hashes its own share; only together they make the lines."""
-    alone = run(capfd, *DIGEST, *faces, *IN_MAIN, "batch.size=7")
-    ranks = ["distributed=ddp", "distributed.nproc=2", "trainer.device=cpu"]
-    together = run(capfd, *DIGEST, *faces, *IN_MAIN, "batch.size=7", *ranks)
-    assert together.code == 0, together.err
-    assert together.out == alone.out

@@ -156,19 +156,6 @@ def _two(loader):
     return ["loader.num_workers=2"] if loader == "loader.backend=thread" else []
 
 
-@pytest.mark.thorough
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", ["Itself", "Divided", "generated"])
-def test_streams_too(people, name):
-    expected = list(lines(penstock.compose(*own("generated", "task=digest", *_stream))))
-    assert len(expected) == 3
-    for workers in (0, 2):
-        more = [*_stream, "loader=default", f"loader.num_workers={workers}"]
-        if not workers:
-            more = _stream
-        assert list(lines(penstock.compose(*own(name, "task=digest", *more)))) == expected
-
-
 _stream = ["sampler=stream", "sampler.buffer=4"]
 
 
@@ -211,15 +198,6 @@ def test_fields_stays_an_argument_where_a_dataset_takes_it():
     assert config.dataset["fields"] == {"x": "a"}
 
 
-@pytest.mark.thorough
-def test_a_model_of_two_inputs(people, capsys):
-    inputs = ["objective.inputs=[first, second]", "trainer.max_steps=1"]
-    model = ["~model", "+model={_target_: people.Both}"]
-    rest = [one for one in own("Two") if "model" not in one and "inputs" not in one]
-    found = run(capsys, *rest, *model, *inputs)
-    assert found.code == 0, found.err
-
-
 # Everything that stands behind
 
 
@@ -236,28 +214,6 @@ def test_a_dataset_without_labels_learns_how_to_say_them(people):
     with pytest.raises(ConfigError, match="has no column 'label'; it has no metadata") as refused:
         batches(*own("Rows", "sampler=weighted"))
     assert "`targets`" in str(refused.value)
-
-
-@pytest.mark.thorough
-def test_bad_samples_are_skipped_and_checked(people, capsys):
-    found = run(capsys, *own("Damaged", "task=check", "split=train"))
-    assert found.code == 3
-    assert "1 of 24 samples are bad" in found.err
-    skipping = batches(*own("Damaged", "bad_samples.on_error=skip", "bad_samples.budget=2"))
-    assert sum(len(batch["label"]) for batch in skipping) == 23
-    instead = batches(*own("Damaged", "bad_samples.on_error=substitute", "bad_samples.budget=2"))
-    assert [len(batch["label"]) for batch in instead] == [8, 8, 8]
-
-
-@pytest.mark.thorough
-def test_packed(people):
-    common = own("Printed", "task=digest", "sampler=weighted", "cache_dir=cache")
-    packed = DataParts(penstock.compose(*common, "data.packed=auto"))
-    assert type(packed.train.dataset).__name__ == "Packed"
-    expected = list(lines(penstock.compose(*common)))
-    assert list(lines(penstock.compose(*common, "data.packed=auto"))) == expected
-    with pytest.raises(ConfigError, match="has no `fingerprint`"):
-        _ = DataParts(penstock.compose(*own("Rows", "data.packed=auto"))).train.dataset
 
 
 class Pictures:

@@ -124,14 +124,6 @@ def test_the_third_death_at_one_address_stops_the_run(tmp_path, caplog):
     assert len(caplog.records) == 2  # the third is the error
 
 
-@pytest.mark.thorough
-def test_how_many_deaths_are_too_many_can_be_chosen(tmp_path):
-    doom = Doom("SIGKILL", 7, tmp_path, times=4)
-    loader = toy.loader(Options("process", 2, max_deaths=5), doom, Files())
-    assert toy.hashes(loader) == undisturbed()
-    assert loader.workers.deaths == 4
-
-
 def test_a_worker_that_dies_while_it_starts_is_replaced(tmp_path, caplog):
     options = Options("process", 1, worker_init_fn=deaths.Start(tmp_path))
     assert toy.hashes(toy.loader(options, dataset=Files())) == undisturbed()

@@ -12,7 +12,6 @@ from penstock.loading.stream import StreamFetch, StreamReader
 from penstock.order.plan import End, StreamOrder, StreamPlan, StreamRequest
 from penstock.order.seeding import Seeding, scope
 
-MUCH = 1 << 30
 LENGTHS = [3, 0, 5, 2, 1]
 
 

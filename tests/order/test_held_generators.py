@@ -1,6 +1,5 @@
 """Generators that parts hold themselves are seeded for each sample; what has no seed is found."""
 
-import logging
 import os
 import random
 from functools import partial
@@ -8,8 +7,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset
 from torchvision.transforms import v2
 
@@ -185,18 +182,6 @@ def test_a_generator_is_found_wherever_it_is_held(holder):
     assert hashes(fetch_of(make()), range(3)) == hashes(fetch_of(make()), [2, 0, 1])
 
 
-@pytest.mark.thorough
-@given(st.permutations(range(4)), st.sampled_from([1, 2, 3]))
-def test_the_order_of_requests_and_their_sharing_change_nothing(order, world):
-    fetch = fetch_of(Holds(np.random.default_rng()))
-    with scope():
-        found = {
-            step: batch_hash([fetch(PLAN.request(0, step, rank, world)) for rank in range(world)])
-            for step in order
-        }
-    assert found == hashes(fetch_of(Holds(np.random.default_rng())), range(4))
-
-
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("holder", ["instance", "later"])
 def test_worker_processes_give_what_the_main_process_gives(holder):
@@ -338,18 +323,6 @@ def test_a_hash_of_what_has_no_seed_is_refused(case):
     said = rf"sample \d+ \(epoch 0, position 0\) has another '{field}' when it is made again"
     with scope(), pytest.raises(SampleError, match=said):
         fetch_of(step, dataset)(PLAN.request(0, 0))
-
-
-@pytest.mark.thorough
-def test_a_run_is_warned_once_however_many_workers_find_out(caplog):
-    for options in (LoaderOptions(), LoaderOptions("process", 2), LoaderOptions("thread", 2)):
-        caplog.clear()
-        fetch = fetch_of(Anew(), hashed=False)
-        with caplog.at_level(logging.WARNING), Loader(PLAN, fetch, options) as loader:
-            for epoch in (0, 1):
-                list(loader.epoch(epoch))
-        assert [record.levelname for record in caplog.records] == ["WARNING"], options
-        assert "has another 'drawn' when it is made again" in caplog.text
 
 
 def test_the_trial_costs_one_sample():

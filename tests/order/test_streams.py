@@ -97,27 +97,6 @@ def test_every_record_once_in_the_same_batches(
     }
 
 
-@pytest.mark.thorough
-@given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
-def test_tails(length, size, world):
-    sizes = {}
-    for tail in ("keep", "drop", "pad"):
-        steps = by_executors(
-            lambda tail=tail: fetch_of(streams.Plain(length), size=size, tail=tail),
-            StreamPlan(StreamOrder(0), size, tail),
-            1,
-            world,
-            0,
-        )
-        sizes[tail] = len(steps)
-        kept = numbers(batch for shares in steps.values() for batch in shares)
-        assert kept == list(range(length if tail != "drop" else length // size * size))
-    assert sizes["keep"] == sizes["pad"] == -(-length // size)
-    assert sizes["drop"] == length // size
-    assert len(StreamPlan(StreamOrder(0), size, length=length)) == sizes["keep"]
-
-
 OPTIONS = {
     "main": LoaderOptions(),
     "1 worker": LoaderOptions("process", 1),

@@ -1,7 +1,6 @@
 """What of validation and test stands in training, too, by name; and nothing that does not."""
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from tests import program
@@ -35,14 +34,3 @@ def test_copies_of_pictures_are_named(tmp_path, monkeypatch, capsys):
     )
     assert lines[2].endswith("root/val/dog/copy.png 3 root/train/cat/3.png")
     assert lines[3].startswith("overlap 1 of test are in train, too (7 with 20 of train")
-
-
-@pytest.mark.thorough
-def test_rows_of_a_table_are_compared_without_their_target(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("penstock.addons.tabular")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{n},{n % 2}\n" for n in range(20)))
-    (tmp_path / "b.csv").write_text("x,y\n3,1\n4,1\n77,0\n")
-    words = ["dataset=table", "dataset.root=.", "dataset.file=a.csv", "dataset.val_file=b.csv"]
-    done = program.run(capsys, *QUICK, *words, "dataset.target=y", "loader.num_workers=2")
-    assert "2 of val are in train, too; 1 of them with another target" in done.out

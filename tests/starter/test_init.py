@@ -77,21 +77,6 @@ def test_the_commands_that_it_suggests_work_in_its_folder(birds):
         assert again.returncode == 0, again.stderr
 
 
-@pytest.mark.thorough
-def test_a_run_of_other_labels_is_another_run(birds, capsys):
-    assert run(capsys, *TRUSTED, "dataset=my_birds", *QUICK).code == 0
-    points = Path("data/points.csv")
-    swapped = str.maketrans({"0": "1", "1": "0"})
-    head, *rows = [line.split(",") for line in points.read_text().splitlines()]
-    label = head.index("label")
-    for row in rows:
-        row[label] = row[label].translate(swapped)
-    points.write_text("".join(",".join(row) + "\n" for row in [head, *rows]))
-    refused = run(capsys, *TRUSTED, "resume=outputs/first", "trainer.max_epochs=3")
-    assert refused.code == 2
-    assert "dataset: is" in refused.err
-
-
 STOPS = """
 import os
 import signal
@@ -103,20 +88,6 @@ def stop_once(index):
         Path("stopped").touch()
         os.kill(os.getpid(), signal.SIGTERM)
 """
-
-
-@pytest.mark.thorough
-def test_a_run_that_was_stopped_continues_as_it_suggests(birds):
-    code = (birds / "my_birds" / "dataset.py").read_text()
-    code = code.replace("        return {", "        stop_once(index)\n        return {", 1) + STOPS
-    (birds / "my_birds" / "dataset.py").write_text(code)
-    stopped = program(birds, "dataset=my_birds", *QUICK)
-    assert stopped.returncode == 75, stopped.stderr
-    command = shlex.split(stopped.stderr.splitlines()[-1])
-    assert command == ["python", "run.py", "resume=outputs/first"]
-    done = program(birds, *command[2:])
-    assert done.returncode == 0, done.stderr
-    assert "ended by max_epochs" in done.stdout
 
 
 @pytest.mark.stress
@@ -132,24 +103,6 @@ def test_its_package_is_trusted_in_all_processes(birds):
     jobs = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2", *DIGEST]
     done = program(birds, *jobs, "loader.num_workers=1")
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.thorough
-def test_the_commands_of_its_page(tmp_path, monkeypatch, capsys):
-    text = (ROOT / "docs" / "starter.md").read_text()
-    (block,) = re.findall(r"```sh\n(penstock init.*?)```", text, re.DOTALL)
-    folder, out = tmp_path, ""
-    for first, *words in map(shlex.split, block.splitlines()):
-        if first == "cd":
-            folder = folder / words[0]
-        elif first == "penstock":
-            monkeypatch.chdir(folder)
-            assert run(capsys, *words).code == 0
-        else:
-            done = program(folder, *words[1:])
-            assert done.returncode == 0, done.stderr
-            out = done.stdout
-    assert out.splitlines()[-1].startswith("total ")
 
 
 TYPED = """
@@ -299,20 +252,6 @@ def test_a_table_with_a_mistake_is_explained(birds, capsys):
         assert done.code == 3
         assert reason in done.err
         assert "data/points.csv" in done.err
-
-
-@pytest.mark.thorough
-def test_its_tests_pass_and_ruff_finds_nothing(birds):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for words in (
-        ["pytest", "-q", "-p", "no:cacheprovider"],
-        ["ruff", "format", "--check", "--isolated", "--no-cache"],
-        ["ruff", "check", "--select", "E,F,W,I,UP,B", "--isolated", "--no-cache"],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", *words], env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_files_are_whole(made):

@@ -97,39 +97,11 @@ def test_a_study_is_a_sweep_whose_jobs_are_trials(whole):
     assert (whole / "sweep.csv").read_text().count("\n") == 7
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("pruner", ["median", "asha", "none"])
-def test_a_trial_that_cannot_learn_is_ended_early(pruner, study):
-    done = study(*TWO, f"sweep.optuna.pruner={pruner}")
-    assert done.code == 0, done.err
-    assert "2 of 2 jobs in sweep are done" in done.out
-    states = [state for _, state, *_ in trials(Path("sweep"))]
-    assert states == ["COMPLETE", "COMPLETE" if pruner == "none" else "PRUNED"]
-    assert ("ended after epoch 1: it is behind" in done.err) == (pruner != "none")
-    assert "with optimizer.lr=1e-3" in done.out or "with optimizer.lr=0.001" in done.out
-
-
 @pytest.mark.stress
 def test_a_trial_of_several_ranks_is_ended_by_all_of_them(study):
     done = study(*TWO, "distributed=ddp", "distributed.nproc=2")
     assert done.code == 0, done.err
     assert [state for _, state, *_ in trials(Path("sweep"))] == ["COMPLETE", "PRUNED"]
-
-
-@pytest.mark.thorough
-def test_more_trials_are_added_and_a_damaged_journal_is_told(study):
-    assert study(LR, WIDTH, "sweep.optuna.trials=1").code == 0
-    with Path("sweep", JOURNAL).open("a") as file:  # a process was killed while it wrote
-        file.write('{"op_code":6,"trial_id":5,"sta')
-    before = trials(Path("sweep"))
-    done = study(LR, WIDTH, "sweep.optuna.trials=2")
-    assert done.code == 0, done.err
-    assert trials(Path("sweep"))[:1] == before
-    assert "2 of 2 jobs" in done.out
-    Path("sweep", JOURNAL).write_text("hello\nyou\n")
-    done = study(LR, WIDTH)
-    assert done.code == 2
-    assert "error in the study sweep/optuna.journal: " in done.err
 
 
 @pytest.mark.stress

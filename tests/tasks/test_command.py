@@ -1,6 +1,5 @@
 """The program as a person runs it: exit codes, messages, and what is left behind."""
 
-import gc
 import logging
 import os
 import shlex
@@ -13,7 +12,6 @@ import pytest
 
 from penstock import command, seams
 from penstock.errors import ConfigError, DataError, PenstockError
-from tests.program import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,19 +59,6 @@ def test_a_wrong_configuration(here, task, capsys):
     assert command.main(["batch.size=0"]) == 2
     assert capsys.readouterr().err.startswith("error in the configuration: batch.size: ")
     assert list(here.iterdir()) == []
-
-
-@pytest.mark.thorough
-def test_options_may_stand_anywhere(here, task, tmp_path):
-    folder = tmp_path / "groups"
-    (folder / "sampler").mkdir(parents=True)
-    (folder / "sampler" / "mine.yaml").write_text("_target_: tests.own_parts.sequential\n")
-    seen = []
-    task(lambda config: seen.append(config.sampler["_target_"]))
-    words = ["seed=1", "--trust", "tests", "sampler=mine", "--config-dir", str(folder), "task=fit"]
-    assert command.main(words) == 0
-    assert command.main(["sampler=mine", f"--config-dir={folder}", "--trust=hypothesis,tests"]) == 0
-    assert seen == ["tests.own_parts.sequential"] * 2
 
 
 def test_trust_adds_to_what_the_environment_trusts(here, task, capsys, monkeypatch):
@@ -216,28 +201,6 @@ def test_what_modules_log_goes_to_stderr(here, task, capsys):
     assert (out, err.partition("\n")[2]) == ("", "computing\n")
 
 
-@pytest.mark.thorough
-def test_a_real_task(here, capsys):
-    node = "{_target_:tests.own_parts.Numbers,size:6}"
-    words = [
-        "--trust",
-        "tests",
-        "task=digest",
-        "~dataset",
-        f"+dataset={node}",
-        "transform=none",
-        "loader=debug",
-        "batch.size=4",
-    ]
-    assert command.main(words) == 0
-    first = capsys.readouterr().out
-    *lines, total = first.splitlines()
-    assert [line.split()[:3] for line in lines] == [["0", "0", "4"], ["0", "1", "2"]]
-    assert total.startswith("total ")
-    assert command.main([*words, "loader=threads"]) == 0
-    assert capsys.readouterr().out == first
-
-
 def run_py(*words, **options):
     done = subprocess.run(
         [sys.executable, str(ROOT / "run.py"), *words],
@@ -271,16 +234,3 @@ def test_a_reader_that_has_had_enough(faces):
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert len(done.stdout.splitlines()) == 1
     assert "Error" not in done.stderr
-
-
-@pytest.mark.thorough
-def test_a_job_after_the_first_keeps_no_garbage_of_those_before(faces, capsys):
-    frozen = gc.get_freeze_count()
-    assert run(capsys, "task=digest", "steps=1", "loader=debug", *faces).code == 0
-    assert gc.get_freeze_count() <= frozen
-    gc.disable()  # as a program does for its imports
-    try:
-        assert run(capsys, "task=digest", "steps=1", "loader=debug", *faces).code == 0
-        assert gc.isenabled()
-    finally:
-        gc.enable()

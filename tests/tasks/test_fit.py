@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from penstock import command, program
-from penstock.addons.sweeps.sweep import jobs_of
 from penstock.config import hydra
 from penstock.distributed.world import World
 from penstock.errors import ConfigError
@@ -99,29 +98,6 @@ def of_targets(shape, told="true"):
     return ["~dataset", node, *OF_TARGETS, *QUICK]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "shape",
-    [(3,), *(pytest.param(one, marks=pytest.mark.stress) for one in ((), (1,), (2, 3), (1, 7, 9)))],
-    ids=str,
-)
-def test_a_regression_of_any_shape_runs_from_configuration_alone(
-    shape, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setenv("PENSTOCK_TRUST", "tests.own_parts")
-    monkeypatch.chdir(tmp_path)
-    # torch.nn.Linear takes [B, 4] and gives [B, num_outputs].
-    more = ["+objective.metrics.pearson={_target_: torchmetrics.regression.PearsonCorrCoef}"]
-    done = run(capsys, *of_targets(shape), *more)
-    assert done.code == 0, done.err
-    assert "WARNING" not in done.err
-    best = manifest(tmp_path / "run")
-    assert {"val/mae", "val/pearson"} <= best["best"].keys()
-    assert best["monitor"] == "mae"
-    assert "mean target" in done.out
-    assert best["baseline"]["mae"] > 0
-
-
 def test_what_no_metric_gives_is_refused_before_the_first_step(tmp_path, capsys, monkeypatch):
     """Of a metric that needs to be told how many numbers there are, and of a wrong name."""
     monkeypatch.setenv("PENSTOCK_TRUST", "tests.own_parts")
@@ -175,20 +151,6 @@ def test_who_loads_changes_neither_weights_nor_order(faces, tmp_path, capsys):
     assert manifest(tmp_path / "c")["order"] != first["order"]
 
 
-@pytest.mark.thorough
-def test_digests_are_those_of_the_digest_task(faces, tmp_path, capsys):
-    fitted = run(capsys, *faces, *QUICK, "trainer.digest=true", "trainer.pictures=false")
-    assert fitted.code == 0, fitted.err
-    lines = (tmp_path / "run" / "digests.jsonl").read_text().splitlines()
-    written = [(line["epoch"], line["step"], line["hash"]) for line in map(json.loads, lines)]
-    printed = []
-    for epoch in (0, 1):
-        digest = run(capsys, *faces, "loader=debug", "task=digest", f"epoch={epoch}")
-        parts = [line.split() for line in digest.hashes]
-        printed += [(int(e), int(s), value) for e, s, _, value in parts]
-    assert written == printed
-
-
 def test_nothing_is_left_behind_when_a_part_cannot_be_made(faces, tmp_path, capsys):
     done = run(capsys, *faces, *QUICK, "model=torchvision", "model.name=resnet19")
     assert done.code == 2
@@ -239,26 +201,6 @@ def test_an_interrupted_run_says_so_and_keeps_its_checkpoint(faces, tmp_path, ca
     said = manifest(tmp_path / "run")
     assert said["status"] == "interrupted"
     assert checkpoint.load(checkpoint.find(tmp_path / "run"))["updates"] == 6
-
-
-@pytest.mark.thorough
-def test_a_sweep_gets_the_best_value(faces, tmp_path, capsys):
-    done = run(
-        capsys,
-        "-m",
-        *faces,
-        "loader=debug",
-        "trainer=quick",
-        "trainer.max_steps=2",
-        "tracker=none",
-        "trainer.pictures=false",
-        "seed=1,2",
-        "hydra.sweep.dir=sweep",
-    )
-    assert done.code == 0, done.err
-    first, second = jobs_of(tmp_path / "sweep")
-    assert (first.settings["seed"], second.settings["seed"]) == ("1", "2")
-    assert first.value == manifest(first.path)["best"]["val/nme"]
 
 
 def plan(*steps):

@@ -31,28 +31,6 @@ FACES = (
     "loader=debug",
     "trainer.device=cpu",
 )
-LONG = {
-    "drawing faces": ("task=digest", *FACES),
-    "hashing batches of train": ("task=digest", *FACES),
-    "checking train": ("task=check", *IMAGES),
-    "packing train": ("task=pack", *IMAGES),
-    "looking at files": ("task=pack", *IMAGES),
-    "listing images": ("task=digest", *IMAGES),
-    "hashing 12 files once": ("task=digest", *IMAGES, "data.fingerprint=content"),
-    "computing image statistics": (
-        "task=digest",
-        *IMAGES,
-        "transform=images",
-        "transform.train.normalize.statistics=dataset",
-    ),
-    "indexing sms.tsv": ("task=digest", *TEXT),
-    "reading columns of sms.tsv": ("task=digest", *TEXT, "sampler=weighted"),
-    "trying learning rates": ("task=lr_find", *FACES, "steps=3"),
-    "measuring the training step": ("task=profile", *FACES, "steps=3"),
-    "finding the mean face": ("task=validate", *FACES, "checkpoint=run"),
-    "comparing ledger.jsonl": ("task=diff", "runs=[run,run]"),
-    "reading runs": ("task=runs", "runs=[run]"),
-}
 
 
 class Screen(io.StringIO):
@@ -108,15 +86,6 @@ def made(monkeypatch):
     return make
 
 
-@pytest.mark.thorough
-@pytest.mark.one_in(18)
-@pytest.mark.parametrize("what", LONG)
-def test_it_shows_its_progress(what, here, made):
-    screen = made()
-    command.main([*LONG[what], "cache_dir=cache", "run_dir=new"])
-    assert re.search(rf"{re.escape(what)}.*  [\d,]+/[\d,?]+ ", screen.text()), screen.text()
-
-
 def test_progress_stays_in_its_line_and_goes_with_an_error(made):
     screen = made()
 
@@ -170,19 +139,6 @@ def test_files_that_were_hashed_before_ctrl_c_are_not_hashed_again(here, monkeyp
     monkeypatch.setattr(identity, "progress", terminal.progress)
     assert len(set(identity.digests(paths, "cache", settled=0))) == len(paths) == 15
     assert sorted(hashed[before:]) == paths[8:]
-
-
-@pytest.mark.thorough
-def test_it_is_off_where_no_progress_is_wanted_and_on_other_ranks(here, made, monkeypatch):
-    screen = made()
-    assert command.main(["task=check", *IMAGES, "trainer.progress=none"]) == 0
-    assert screen.getvalue().count("\n") == 1  # what is done, before torch is imported
-    ranks = {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    for name, value in (ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}).items():
-        monkeypatch.setenv(name, str(value))
-    assert command.main(["task=check", *IMAGES, "distributed=ddp"]) == 0
-    assert "reading every sample" in screen.text()
-    assert "\r" not in screen.getvalue()
 
 
 def test_results_go_where_they_are_sent_to_while_progress_is_shown(here, made, capsys):

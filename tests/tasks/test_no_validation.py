@@ -44,22 +44,6 @@ def test_a_run_without_validation_ends_with_its_last_checkpoint(kind, capsys, re
     assert "It had no validation" in Path("run/report.html").read_text()
 
 
-@pytest.mark.thorough
-def test_it_resumes_with_the_same_batches_and_is_measured_afterwards(capsys):
-    assert fit(capsys, Rows, "trainer.max_epochs=2", "trainer.max_steps=1").code == 0
-    done = run(capsys, "resume=run", "trainer.max_steps=4")
-    assert done.code == 0, done.err
-    steps = [
-        json.loads(line)["step"] for line in Path("run/metrics.jsonl").read_text().splitlines()
-    ]
-    assert steps[-1] == 4
-    given = [*words(), "task=validate", "checkpoint=run"]
-    assert run(capsys, *given).code == 0
-    assert run(capsys, *given, "data.validate=false", "split=train").code == 0
-    done = run(capsys, *given, "data.validate=false", "split=val")
-    assert (done.code, "split: val" in done.err) == (2, True)
-
-
 @pytest.mark.parametrize(
     ("more", "key"),
     [

@@ -94,36 +94,6 @@ def test_everything_that_is_shown_fails_and_the_run_does_not(folder, capsys):
     finished(folder / "run")
 
 
-@pytest.mark.thorough
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("at", ["file", "close"])
-def test_a_tracker_that_raises_costs_a_warning(at, folder, capsys):
-    tracker = f"tracker={{_target_: tests.hostile_shown.Tracker, at: {at}}}"
-    done = run(capsys, *HOSTILE, *NOTHING[:4], "trainer.pictures=true", tracker, "run_dir=run")
-    assert done.code == 0, done.err
-    assert f"WARNING: tracker: SystemExit: the tracker fails in {at}." in done.err
-    finished(folder / "run")
-
-
-@pytest.mark.thorough
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        ("report.html", "the report"),
-        ("report/facts.json", "what the report shows of samples and data"),
-    ],
-)
-def test_what_cannot_be_written_costs_a_warning(name, what, folder, capsys):
-    """A folder stands where the file would."""
-    model = f"model={{_target_: tests.hostile_shown.Net, in_the_way: ['{name}']}}"
-    done = run(capsys, *HOSTILE, model, *STOCK, "run_dir=run")
-    assert done.code == 0, done.err
-    told = [one for one in warnings_of(done) if one.startswith(f"WARNING: {what} is missing: ")]
-    assert len(told) == 1, done.err
-    finished(folder / "run")
-
-
 @pytest.mark.stress
 def test_a_disk_that_is_full_for_what_is_large_costs_a_warning(folder, capsys):
     """Checkpoints and the manifest are small enough; it names the modules of this very process."""

@@ -140,20 +140,6 @@ def test_files_of_a_stranger(here, capsys, monkeypatch):
     assert SHOWN.replace("\u202e", r"\u202e") + r"\n.jpg" in shown.replace("\\\\", "\\")
 
 
-@pytest.mark.thorough
-def test_tables_of_a_stranger(here, capsys):
-    (here / "t").mkdir()
-    rows = [f"{HOSTILE} {row},{'xy'[row % 2]}{HOSTILE}" for row in range(12)]
-    (here / "t/a.csv").write_text(
-        f"text,{HOSTILE}\n" + "\n".join(rows).replace("\r", ""), newline=""
-    )
-    words = ["dataset=delimited_text", "dataset.root=t/a.csv", "loader=debug"]
-    for more in ([], ["task=check"], ["task=replay"]):
-        outcome = run(capsys, *words, *more)
-        assert outcome.out + outcome.err
-        assert_harmless(outcome.out, outcome.err)
-
-
 @pytest.mark.stress
 def test_sweeps_and_errors_of_a_stranger(here, capsys, monkeypatch):
     def fails(config):

@@ -12,7 +12,6 @@ from torchmetrics.classification import MulticlassAccuracy
 import penstock
 from penstock.errors import PenstockError
 from penstock.runs import checkpoint
-from penstock.tasks import validate
 from penstock.tasks.summary import print_table
 from penstock.tasks.validate import load_weights, monitored
 from penstock.training.objective import Regression
@@ -48,21 +47,6 @@ def test_the_constant_is_the_best_one_for_the_rows_that_are_measured(capsys, tmp
         )
         (row,) = [line.split() for line in done.out.splitlines() if line.startswith("accuracy ")]
         assert float(row[2]) == accuracy
-
-
-@pytest.mark.thorough
-def test_it_measures_what_fit_measured(faces, capsys):
-    fitted = run(capsys, *faces, *QUICK, "run_dir=run")
-    assert fitted.code == 0, fitted.err
-    for given in ("run", "run/checkpoints", "run/checkpoints/best.safetensors"):
-        done = run(capsys, *faces, *QUICK, "task=validate", f"checkpoint={given}", "run_dir=other")
-        assert done.code == 0, done.err
-        row = next(line.split() for line in fitted.out.splitlines() if line.startswith("nme "))
-        assert f"{row[1]} " in next(
-            line for line in done.out.splitlines() if line.startswith("nme ")
-        )
-        assert "mean face" in done.out
-        assert done.out.endswith("checkpoint   run/checkpoints/best.safetensors\n")
 
 
 def test_a_folder_gives_the_configuration(faces, capsys, tmp_path):
@@ -121,21 +105,6 @@ def test_a_folder_gives_no_trust_and_no_place_to_write(faces, capsys, tmp_path, 
         done = run(capsys, "task=validate", given)
         assert done.code == 2
         assert re.search(message, done.err)
-
-
-@pytest.mark.thorough
-def test_it_returns_the_monitored_metric_and_writes_nothing(faces, capsys, tmp_path):
-    assert run(capsys, *faces, *QUICK, "run_dir=run").code == 0
-    before = set(tmp_path.rglob("*"))
-    overrides = [*faces, *QUICK, "task=validate", "checkpoint=run"]
-    value = validate.run(penstock.compose(*overrides, "trainer.baseline=false"))
-    saved = checkpoint.load(checkpoint.find(tmp_path / "run"))["metrics"]
-    assert value == saved["nme"]
-    loss = validate.run(penstock.compose(*overrides, "trainer.monitor=val/loss"))
-    assert loss == saved["loss"]
-    on_train = validate.run(penstock.compose(*overrides, "split=train"))
-    assert on_train != value
-    assert set(tmp_path.rglob("*")) == before
 
 
 def test_wrong_checkpoints_are_refused(faces, capsys, tmp_path):

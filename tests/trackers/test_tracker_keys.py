@@ -8,7 +8,6 @@ import pytest
 import penstock
 from penstock.errors import ConfigError
 
-TENSORBOARD = "penstock.addons.trackers.tensorboard.TensorBoard"
 OWN = "tests.trackers.test_guarded_trackers.Failing"
 
 
@@ -48,23 +47,6 @@ def chosen(*words, **options):
 @pytest.mark.one_in(3)
 def test_one_or_several_by_name(words, names):
     assert list(chosen(*words)) == names
-
-
-@pytest.mark.thorough
-def test_one_of_ones_own_takes_the_place_of_all(tmp_path):
-    assert chosen(f"tracker={{_target_: {OWN}, at: x}}") == {"_target_": OWN, "at": "x"}
-    (tmp_path / "tracker").mkdir()
-    (tmp_path / "tracker" / "own.yaml").write_text(f"_target_: {OWN}\nat: x\n")
-    assert chosen("tracker=own", config_dir=str(tmp_path)) == {"_target_": OWN, "at": "x"}
-    with pytest.raises(ConfigError, match=r"tracker: .*# @package tracker\.NAME"):
-        chosen("tracker=[tensorboard,own]", config_dir=str(tmp_path))
-    (tmp_path / "tracker" / "own.yaml").write_text(
-        f"# @package tracker.own\n_target_: {OWN}\nat: x\n"
-    )
-    assert list(chosen("tracker=[tensorboard,own]", config_dir=str(tmp_path))) == [
-        "tensorboard",
-        "own",
-    ]
 
 
 @pytest.mark.parametrize(

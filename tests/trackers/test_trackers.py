@@ -110,41 +110,6 @@ def test_a_killed_and_resumed_run_has_every_point(words, tmp_path, capsys):
     check_wandb(folder)
 
 
-@pytest.mark.thorough
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_stopped_closes_them(sent, words, tmp_path):
-    from mlflow.tracking import MlflowClient
-
-    (tmp_path / "gate").write_text(json.dumps({"place": "train", "row": 0, "after": 28}))
-    two = [*of(tmp_path)[1:2], "tracker=mlflow"]
-    process = warm.start(
-        [sys.executable, "run.py", *words, *two],
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    until = time.monotonic() + 300
-    sent_so_far = "mlruns/*/*/metrics/train/loss"
-    while time.monotonic() < until:
-        assert process.poll() is None, process.communicate()
-        lines = [path.read_text().splitlines() for path in tmp_path.glob(sent_so_far)]
-        if (tmp_path / "stalled").exists() and lines and len(lines[0]) == 6:
-            break
-        time.sleep(0.05)
-    os.kill(process.pid, sent)
-    said = process.communicate()[1]
-    assert process.returncode == 75, said
-    folder, uri = tmp_path / "run", f"file:{tmp_path}/mlruns"
-    client, wanted = MlflowClient(uri), tracked.expected(folder)
-    tracked.check(tracked.mlflow(folder, uri), wanted)
-    id = tracked.mlflow_id(folder, uri)
-    assert client.get_run(id).info.status == "KILLED"
-    copy = Path(client.download_artifacts(id, "manifest.json", str(tmp_path)))
-    assert json.loads(copy.read_text())["status"] == "preempted"
-
-
 def check_mlflow(folder, uri, epochs=3):
     from mlflow.tracking import MlflowClient
 

@@ -2,11 +2,7 @@
 
 import io
 import math
-import os
 import pickle
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -325,33 +321,6 @@ def test_without_the_native_decoder(monkeypatch):
         DecodeRandomResizedCrop(8, decoder="native")
 
 
-@pytest.mark.thorough
-def test_the_build_leaves_out_what_it_cannot_build(tmp_path):
-    root = Path(__file__).parents[2]
-    shutil.copytree(
-        root / "pipeline" / "native",
-        tmp_path / "pipeline" / "native",
-        ignore=shutil.ignore_patterns("*.so", "__pycache__"),
-    )
-    for name in ("pyproject.toml", "README.md", "pipeline/__init__.py", "src"):
-        copy = shutil.copytree if name == "src" else shutil.copy
-        copy(root / name, tmp_path / name, **({"symlinks": True} if name == "src" else {}))
-    (tmp_path / "jpeglib.h").write_text('#error "not here"\n')
-    code = "from setuptools import setup; setup()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "-q", "build_ext", "--inplace"],
-        cwd=tmp_path,
-        check=False,
-        env=os.environ | {"CFLAGS": f"-I{tmp_path}"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "penstock.native.jpeg" in done.stderr
-    built = {path.name.partition(".")[0] for path in tmp_path.rglob("*.so")}
-    assert built == {"pixels", "tokens"}  # which need no headers
-
-
 def test_landmarks_do_not_move_along(tmp_path):
     sample = {
         "image": encoded_image(str(saved(tmp_path / "a.jpg"))),
@@ -422,26 +391,6 @@ def compose(root, *overrides):
 def batches(config):
     with DataParts(config).train.loader() as loader:
         return [(batch["image"].clone(), batch.indices) for batch in loader.epoch(0)]
-
-
-@pytest.mark.thorough
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_the_same_batches_by_any_backend(tmp_path, decoder):
-    root = folder(tmp_path)
-    chosen = f"transform.train.decode.decoder={decoder}"
-    expected = batches(compose(root, chosen))
-    assert expected[0][0].shape == (5, 3, 32, 32)
-    assert expected[0][0].dtype == torch.float32
-    for overrides in (
-        ["loader=threads", "loader.num_workers=2"],
-        ["loader=default", "loader.num_workers=2"],
-        ["loader=fast", "loader.num_workers=2"],
-    ):
-        found = batches(compose(root, chosen, *overrides))
-        for (one, rows), (other, same) in zip(expected, found, strict=True):
-            assert torch.equal(one, other)
-            assert rows.tolist() == same.tolist()
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
