@@ -47,9 +47,17 @@ def test_each_rank_has_its_place(tmp_path):
         ((2, PREEMPTED), "", 2),  # the most telling one wins
     ],
 )
-def test_the_failure_of_a_rank_is_that_of_the_run(codes, message, code):
+def test_the_failure_of_a_rank_is_that_of_the_run(codes, message, code, tmp_path):
+    # The launcher ends the rank that it finds running with SIGTERM; that one has its code, too.
+    meet = f"""
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: os._exit(max({codes}[rank], 0)))
+open({str(tmp_path)!r} + f"/{{rank}}", "w").close()
+while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.01)
+if {codes}[rank] < 0: signal.signal(signal.SIGTERM, signal.SIG_DFL)
+"""
     with pytest.raises(launch.RanksError) as caught:
-        launched(f"end({codes}[rank])")
+        launched(f"{meet}end({codes}[rank])")
     assert (str(caught.value), caught.value.exit_code) == (message, code)
 
 
