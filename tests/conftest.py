@@ -5,13 +5,10 @@ It imports nothing slow at its top: the process that deals tests out to workers 
 
 import atexit
 import collections
-import contextlib
 import functools
 import gc
-import importlib
 import logging
 import os
-import shlex
 import sys
 from pathlib import Path
 
@@ -87,31 +84,6 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(specs):
-    """Workers begin as forks of one process that has imported what tests import."""
-    from tests import warm
-
-    if not warm.COLD:
-        os.environ["PYTEST_WARM_SESSION"] = warm.SESSION
-        for spec in specs:
-            spec.python = shlex.join([sys.executable, str(TESTS / "warm_worker.py")])
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session):
-    """Each worker begins with its part of the tests, so that it compiles these for all of them."""
-    if sys.dont_write_bytecode or "PYTEST_XDIST_WORKER" not in os.environ:
-        return
-    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
-    files = sorted(TESTS.glob("*/test_*.py"))[
-        number :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    ]
-    for file in files if session.config.args == ["tests"] else ():
-        with contextlib.suppress(Exception, pytest.skip.Exception):  # it is collected again
-            importlib.import_module(".".join(file.relative_to(TESTS.parent).with_suffix("").parts))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,7 +13,6 @@ from email import message_from_string
 import pytest
 
 import penstock
-from tests import warm
 from tests.program import ROOT, SHARED
 
 BUILD = "import sys, setuptools.build_meta as backend; getattr(backend, sys.argv[1])(sys.argv[2])"
@@ -87,13 +86,12 @@ def start(installed, folder, *words):
         "import sys\nfrom penstock.console import main\n"
         "if __name__ == '__main__':\n    sys.exit(main())\n"
     )
-    return warm.run(
+    return subprocess.run(
         [sys.executable, str(script), *map(str, words)],
         cwd=folder,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(installed)},
-        libraries_only=True,
     )
 
 
@@ -216,13 +214,12 @@ def test_a_project_may_have_a_pipeline_datasets_and_conf_of_its_own(
     small = [f"dataset.root={drawn}", *SMALL]
 
     def start(*words):
-        done = warm.run(
+        done = subprocess.run(
             [sys.executable, *map(str, words)],
             cwd=project,
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONPATH": str(home)},
-            libraries_only=True,
         )
         assert done.returncode == 0, done.stderr
         return done
@@ -254,8 +251,10 @@ def test_importing_penstock_imports_nothing_else():
         "import penstock\n"
         "for name in penstock.__all__: assert getattr(penstock, name).__name__ == name\n"
     )
-    for begin, code in ((subprocess.run, program), (warm.run, names)):
-        done = begin([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    for code in (program, names):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'Laoder'"):
         _ = penstock.Laoder

@@ -1,82 +1,54 @@
-"""Starting Python programs from a process that has already imported what they import.
+"""Programs that begin as forks of a process which has imported what they import.
 
     process = warm.start([sys.executable, "run.py", ...], cwd=ROOT, stdout=subprocess.PIPE)
     done = warm.run([sys.executable, "-m", "tests.writers", ...], capture_output=True, text=True)
 
 They take what `subprocess.Popen` and `subprocess.run` take, as far as tests need it. To import
-torch, Hydra and the pipeline costs seconds of CPU; to fork a process that has done so costs
-hundredths. The program is a process of its own, with its own pid, session, working folder,
-environment, arguments, streams and `__main__`; it can be killed, ends as an interpreter ends, and
-its exit code is the one that a shell sees (tests/test_warm.py).
-
-This cannot show what a start itself does: the order of imports, and variables that are read when
-the interpreter starts or a module is imported. Tests of such things start `sys.executable`
-themselves. With PENSTOCK_TEST_COLD=1 all programs start so. Programs that find another copy of
-Penstock on their path start from a process that has imported `libraries_only`.
+torch, Hydra and Penstock costs seconds of CPU; multiprocessing's forkserver has done so once. A
+program has a pid, session, working folder, environment, arguments, streams and `__main__` of its
+own; it can be killed, and its exit code is the one that a shell sees. What a start itself does, as
+the order of imports, only `subprocess` shows. With PENSTOCK_TEST_COLD=1 all programs start so.
 """
 
 import atexit
 import contextlib
 import io
-import json
+import multiprocessing
 import os
-import select
+import runpy
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
-import uuid
+import types
+from multiprocessing import forkserver, reduction
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 COLD = bool(os.environ.get("PENSTOCK_TEST_COLD")) or not sys.platform.startswith("linux")
-
-
-_spent = []  # seconds of CPU of each program that has ended, with its own processes
-
-
-def cpu():
-    """Seconds of CPU of all programs that have ended."""
-    return sum(_spent)
+_context = multiprocessing.get_context("forkserver")
 
 
 class Program:
-    """A program that was started, as `subprocess.Popen` shows it.
+    """A program that was started, as `subprocess.Popen` shows it."""
 
-    Args:
-        status: the pipe on which it says its pid, and the server how it ended.
-    """
-
-    def __init__(self, words, status, stdout, stderr):
+    def __init__(self, words, process, stdout, stderr):
         self.args, self.stdout, self.stderr = words, stdout, stderr
-        self.returncode = None
-        self._status, self._lock = status, threading.Lock()
+        self._process, self.pid = process, process.pid
         self._found, self._readers = {}, []
-        first = json.loads(status.readline())
-        if "error" in first:
-            for pipe in (status, stdout, stderr):
-                if pipe is not None:
-                    pipe.close()
-            raise OSError(first["error"])
-        self.pid = first["pid"]
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
 
     def wait(self, timeout=None):
         """The exit code; the number of a signal that ended it is negative."""
-        with self._lock:
-            if self.returncode is None:
-                if not select.select([self._status], [], [], timeout)[0]:
-                    raise subprocess.TimeoutExpired(self.args, timeout)
-                said = json.loads(self._status.readline())
-                self.returncode = said["code"]
-                _spent.append(said["cpu"])
-                self._status.close()
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
         return self.returncode
 
     def poll(self):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(0)
         return self.returncode
 
     def send_signal(self, number):
@@ -88,20 +60,17 @@ class Program:
 
     def communicate(self, timeout=None):
         """What it writes, once all who hold its streams have closed them, and it has ended."""
-        ends = time.monotonic() + (threading.TIMEOUT_MAX if timeout is None else timeout)
         if not self._readers:
-            self._readers = [
-                threading.Thread(target=self._read, args=(pipe,), daemon=True)
-                for pipe in (self.stdout, self.stderr)
-                if pipe is not None
-            ]
+            pipes = [pipe for pipe in (self.stdout, self.stderr) if pipe is not None]
+            self._readers = [threading.Thread(target=self._read, args=(one,)) for one in pipes]
             for reader in self._readers:
+                reader.daemon = True
                 reader.start()
         for reader in self._readers:
-            reader.join(max(ends - time.monotonic(), 0))
+            reader.join(timeout)
             if reader.is_alive():
                 raise subprocess.TimeoutExpired(self.args, timeout)
-        self.wait(None if timeout is None else max(ends - time.monotonic(), 0))
+        self.wait(timeout)
         return self._found.get(self.stdout), self._found.get(self.stderr)
 
     def _read(self, pipe):
@@ -123,19 +92,16 @@ def start(
     *,
     cwd=None,
     env=None,
-    stdin=subprocess.DEVNULL,
     stdout=None,
     stderr=None,
     text=False,
     bufsize=-1,
     start_new_session=False,
-    libraries_only=False,
 ):
     """Start `python script ...`, `python -m module ...` or `python -c code ...`.
 
     Args:
         words: the command; its first word is `sys.executable`.
-        libraries_only: it imports the modules of Penstock itself, wherever it finds them.
     """
     words = [os.fspath(word) for word in words]
     if COLD:
@@ -143,31 +109,39 @@ def start(
             words,
             cwd=cwd,
             env=env,
-            stdin=stdin,
+            stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
             text=text,
             bufsize=bufsize,
             start_new_session=start_new_session,
         )
-    assert words[0] == sys.executable, words
+    _ensure_server()
     environment = {name: os.fspath(value) for name, value in (env or os.environ).items()}
-    request = {
-        "words": words[1:],
-        "cwd": str(Path(cwd or ".").absolute()),
-        "environment": environment,
-        "start_new_session": start_new_session,
-    }
+    folder = str(Path(cwd or ".").absolute())
     with contextlib.ExitStack() as theirs:
         out, ours_out = _stream(stdout, 1, theirs)
         err, ours_err = (out, None) if stderr == subprocess.STDOUT else _stream(stderr, 2, theirs)
-        read, _ = _stream(stdin, 0, theirs)
-        report, status = _stream(subprocess.PIPE, None, theirs)
-        _ask(request, [read, out, err, report], "libraries" if libraries_only else "all")
+        read, _ = _stream(subprocess.DEVNULL, 0, theirs)
+        streams = _Streams(read, out, err)
+        given = words[1:], folder, environment, streams, start_new_session
+        process = _context.Process(target=_become, args=given)
+        process.start()
     pipes = [None if fd is None else os.fdopen(fd, "rb", bufsize) for fd in (ours_out, ours_err)]
     if text:
         pipes = [None if pipe is None else io.TextIOWrapper(pipe) for pipe in pipes]
-    return Program(words, os.fdopen(status, "rb", 0), *pipes)
+    return Program(words, process, *pipes)
+
+
+def _ensure_server():
+    """Start the server of this process, whose imports may start no thread, unless it is there."""
+    kept = dict(os.environ)
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
+    _context.set_forkserver_preload(["tests.preload"])
+    forkserver.ensure_running()
+    os.environ.clear()
+    os.environ.update(kept)
 
 
 def run(words, *, capture_output=False, timeout=None, check=False, **options):
@@ -201,65 +175,82 @@ def _stream(given, inherited, closed_later):
     return (given if isinstance(given, int) else given.fileno()), None
 
 
-# The name of a session's servers: pytest's workers share them.
-SESSION = os.environ.get("PYTEST_WARM_SESSION") or uuid.uuid4().hex
+class _Streams:
+    """Descriptors that go to a process with its arguments."""
 
-_connections = {}  # by the pid of who connected, as a forked child has none, and kind
+    def __init__(self, *streams):
+        self.streams = streams
 
-
-def _ask(request, descriptors, kind):
-    """Hand a request to the server of that kind."""
-    connection = _connections.get((os.getpid(), kind))
-    if connection is None:
-        connection = _connections[os.getpid(), kind] = _connect(kind)
-    sent = json.dumps(request).encode()
-    socket.send_fds(connection, [len(sent).to_bytes(4, "big")], descriptors)
-    connection.sendall(sent)
+    def __reduce__(self):
+        return _Streams, tuple(map(reduction.DupFd, self.streams))
 
 
-def _connect(kind):
-    """A connection to this session's server, which the first one starts and the last one ends."""
-    address = f"\0penstock-tests-{SESSION}-{kind}"
-    while not any(server.poll() for server in _servers):  # one that fails has said why
-        with socket.socket(socket.AF_UNIX) as listener, contextlib.suppress(OSError):
-            listener.bind(address)
-            listener.listen()
-            _start_server(listener, kind)
-        connection = socket.socket(socket.AF_UNIX)
-        with contextlib.suppress(OSError):  # bound, and not listening yet; or about to end
-            connection.connect(address)
-            if connection.recv(1):
-                return connection
-        connection.close()
-        time.sleep(0.01)
-    raise RuntimeError("the process that starts programs has failed")
+def _become(words, folder, environment, streams, start_new_session):
+    """Take on what a program finds when it starts, run it, and end as the interpreter does.
 
+    Nothing is taken apart: to free the objects of all modules, which a fork has to copy for that,
+    takes a second.
+    """
+    import numpy as np
 
-def _start_server(listener, kind):
-    # One thread, since it forks; its own streams stay empty.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    environment["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
-    environment.pop("PYTHONPATH", None)
-    _servers.append(
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.warm_server", str(listener.fileno()), kind],
-            cwd=ROOT,
-            env=environment,
-            pass_fds=[listener.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
+    if start_new_session:
+        os.setsid()
+    for number, stream in enumerate(streams.streams):
+        os.dup2(stream.detach(), number)
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, buffering, closefd=False)  # noqa: SIM115
+        for number, mode, buffering in ((0, "r", -1), (1, "w", -1), (2, "w", 1))
     )
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    np.random.seed()  # a fork has the draws of its parent
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    known = [one for one in sys.path if one not in ("", str(ROOT))]
+    sys.path[:] = [*(str(Path(one).absolute()) for one in given if one), *known]
+    sys.orig_argv = [sys.executable, *words]
+    status = 0
+    try:
+        _run(*words)
+    except SystemExit as error:
+        status = _exit_status(error.code)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
 
 
-def _leave_servers():
-    # Others of the session may still use them; each ends with the last one. Python would warn.
-    for (pid, _), connection in _connections.items():
-        if pid == os.getpid():
-            connection.close()
-    for server in _servers:
-        server.returncode = server.poll() or 0
+def _run(option, *rest):
+    """`sys.argv`, `sys.path` and `__main__` as `python OPTION *rest` has them."""
+    if option == "-m":
+        sys.path.insert(0, str(Path.cwd()))
+        sys.argv = list(rest)
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        return
+    program = sys.modules["__main__"] = types.ModuleType("__main__")
+    program.__builtins__ = __builtins__
+    if option == "-c":
+        first, path, code = "", "<string>", rest[0]
+        sys.argv = ["-c", *rest[1:]]
+    else:
+        path = program.__file__ = str(Path(option).absolute())
+        first, code = str(Path(path).resolve().parent), Path(path).read_bytes()
+        sys.argv = [option, *rest]
+    sys.path.insert(0, first)
+    exec(compile(code, path, "exec", dont_inherit=True), program.__dict__)
 
 
-_servers = []
-atexit.register(_leave_servers)
+def _exit_status(given):
+    if given is None or isinstance(given, int):
+        return (given or 0) & 0xFF
+    print(given, file=sys.stderr)
+    return 1

@@ -262,7 +262,12 @@ def of_data():
         ("dataset=token_files", {"a.npy": objects}, "a.npy", 3),
         (f"dataset=tar_shards {tar}", {"a.tar": archive("pkl", bare)}, "is a pickle", 2),
         (f"dataset=indexed_tars {tar}", {"a.tar": archive("pth", zipped)}, "is a pickle", 2),
-        ("dataset=parquet transform=none collate=list cache_dir=FOLDER/cache", {"a.parquet": parquet()}, "", 0),
+        (
+            "dataset=parquet transform=none collate=list cache_dir=FOLDER/cache",
+            {"a.parquet": parquet()},
+            "",
+            0,
+        ),
         ("dataset=torchvision", cifar, "not found or corrupted", 3),
         ("dataset=torchvision dataset._target_=torchvision.datasets.MNIST", mnist, "MNIST", 3),
     ):

@@ -53,7 +53,7 @@ def start(folder, *more, ranks=0, program=("run.py",)):
     return warm.start(
         command,
         cwd=ROOT,
-        env=os.environ | TRUST | PAUSE | {"PYTEST_WARM_SESSION": warm.SESSION},
+        env=os.environ | TRUST | PAUSE,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

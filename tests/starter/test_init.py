@@ -1,13 +1,11 @@
 """`penstock init FOLDER`, and the project that it writes."""
 
 import os
-import re
 import shlex
 import shutil
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -77,19 +75,6 @@ def test_the_commands_that_it_suggests_work_in_its_folder(birds):
         assert again.returncode == 0, again.stderr
 
 
-STOPS = """
-import os
-import signal
-from pathlib import Path
-
-
-def stop_once(index):
-    if not Path("stopped").exists():
-        Path("stopped").touch()
-        os.kill(os.getpid(), signal.SIGTERM)
-"""
-
-
 @pytest.mark.stress
 def test_its_package_is_trusted_in_all_processes(birds):
     one = program(birds, *DIGEST)
@@ -143,32 +128,6 @@ ROWS = [
 ]
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_module_that_was_typed_lies_in_the_working_folder(context, typed):
-    """As the installed command is started: nothing of the working folder is on the path."""
-    words = [
-        "--trust",
-        "typed_rows",
-        *ROWS,
-        "loader.num_workers=1",
-        f"loader.multiprocessing_context={context}",
-    ]
-    code = f"from penstock import console; import sys; sys.argv[1:] = {words!r}; console.main()"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd=typed,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("total ")
-
-
 def test_the_working_folder_counts_for_what_was_typed_only(typed, capsys):
     done = run(capsys, *ROWS)
     assert done.code == 2
@@ -198,12 +157,6 @@ def test_init_takes_one_folder(words, tmp_path, capsys, monkeypatch):
     assert done.code == 2
     assert "takes one folder, which is new or empty: python run.py init FOLDER" in done.err
     assert not list(tmp_path.iterdir())
-
-
-def test_help_says_what_it_writes(capsys):
-    done = run(capsys, "init", "birds", "--help")
-    assert done.code == 0
-    assert "a dataset class" in done.out
 
 
 @pytest.mark.parametrize(
@@ -236,22 +189,6 @@ def test_it_trains_at_once(birds, capsys):
     done = run(capsys, *TRUSTED, "dataset=my_birds", *FEW, "run_dir=outputs/one")
     assert done.code == 0, done.err
     assert "ended by max_steps" in done.out
-
-
-def test_a_table_with_a_mistake_is_explained(birds, capsys):
-    path = Path("data/points.csv")
-    text = path.read_text()
-    broken = {
-        "EmptyDataError": "",
-        "KeyError: 'split'": text.replace("split", "part", 1),
-        "could not convert": re.sub(r"\d\.\d", "x", text),
-    }
-    for reason, content in broken.items():
-        path.write_text(content)
-        done = run(capsys, *TRUSTED, "dataset=my_birds", "task=digest", "loader=debug", "steps=1")
-        assert done.code == 3
-        assert reason in done.err
-        assert "data/points.csv" in done.err
 
 
 def test_the_files_are_whole(made):
