@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.addons.filters.costs import PartCosts, RowCosts
-from penstock.addons.filters.expressions import Expression
+from penstock.addons.filters.expressions import Expression, PartCosts, RowCosts
 from penstock.addons.tokens.language_model import next_tokens, token_losses
 from penstock.build.data import DataParts
 from penstock.distributed.group import Group, join

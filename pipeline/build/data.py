@@ -287,7 +287,7 @@ class Split:
         }
         rows, costs = length_of(dataset), None
         if self.is_train and config.batch.balance is not None:
-            from penstock.addons.filters.costs import costs_of
+            from penstock.addons.filters.expressions import costs_of
 
             costs = costs_of(self)
         if is_stream(dataset):

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.addons.filters.costs import PartCosts, RowCosts
-from penstock.addons.filters.expressions import Expression
+from penstock.addons.filters.expressions import Expression, PartCosts, RowCosts
 from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.build.data import DataParts

@@ -14,20 +14,27 @@ import ast
 import operator
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from penstock.config.messages import nearest
-from penstock.errors import ConfigError, Problem
+from penstock.addons.filters.rows import Mask
+from penstock.addons.storage.rows import no_column
+from penstock.addons.tokens.lengths import table_in_tokens
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.order.columns import column_of
+from penstock.order.keys import FloatArray, IntArray
+from penstock.order.plan import Costs
 
-Mask = npt.NDArray[np.bool_]
+if TYPE_CHECKING:
+    from penstock.build.data import Split
 
+TOKENS = "tokens"  # of a row, or of its part, that stand in a block
+_SMALL = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
 _LONGEST = 10_000  # characters
 _COSTS = (
     *(ast.Name, ast.Load, ast.Constant, ast.UnaryOp, ast.UAdd, ast.USub),
@@ -39,14 +46,23 @@ _FILTERS = (
     *(ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn),
     *(ast.List, ast.Tuple, ast.Call),
 )
-_COMPARE = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}
+_OPERATORS = {
+    **{"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"},
+    **{"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "Pow": "pow"},
+    **{"FloorDiv": "floordiv", "Mod": "mod", "BitXor": "xor"},
+}
 _OF_TEXTS = ("contains", "startswith", "endswith", "len", "lower", "upper", "strip")
 _METHODS = ("isna", "notna", "abs", "isin", "between", "duplicated", *_OF_TEXTS)
+# What arithmetic is for, as pandas' `infer_dtype` names it.
+_NUMBERS = (
+    *("integer", "floating", "mixed-integer-float", "decimal", "boolean", "empty"),
+    *("datetime64", "datetime", "date", "timedelta64", "timedelta"),
+)
 # Quotes are found first, as an & or a backtick inside of them is a part of the text.
 _LEXEMES = re.compile(
     r"""'''(?:[^'\\]|\\.|'(?!''))*''' | \"""(?:[^"\\]|\\.|"(?!""))*\"""
       | '(?:[^'\\\n]|\\.)*' | "(?:[^"\\\n]|\\.)*" | \#[^\n]*
-      | `(?P<name>(?:[^`]|``)+)` | (?P<and>&) | (?P<or>\|)""",
+      | `(?P<name>(?:[^`]|``)+)` | & | \|""",
     re.VERBOSE | re.DOTALL,
 )
 
@@ -70,7 +86,7 @@ class Expression:
     """
 
     def __init__(self, text: str, key: str = "data.filter", costs: bool = False) -> None:
-        self.text, self.key = text, key
+        self.text, self.key, self._costs = text, key, costs
         try:
             tree, quoted = _parsed(text)
             rewrite = _Rewrite(quoted, costs)
@@ -86,13 +102,15 @@ class Expression:
         """What it gives for columns by name; raises ConfigError where they do not fit."""
         known = {alias: columns[name] for alias, name in self._names.items()}
         try:
+            if self._costs:  # whole numbers would overflow, and `9 ** 9 ** 9` of them never ends
+                known = {alias: np.asarray(column, np.float64) for alias, column in known.items()}
             with np.errstate(all="ignore"):
                 return eval(self._code, {"__builtins__": {}, **_CALLED}, known)
         except Exception as error:  # whatever numpy and pandas meet in columns and values
             raise self._refused(f"{type(error).__name__}: {error}") from None
 
     def mask(self, table: Any) -> Mask:
-        """Whether it holds for each row of a table, pandas' or of columns by name: bool[n].
+        """Whether it holds for each row of a table of pandas: bool[n].
 
         Raises:
             ConfigError: the table lacks a column, or one does not fit what is done with it.
@@ -101,13 +119,13 @@ class Expression:
             raise self._refused(
                 "the dataset has no table of metadata to filter by (docs/own_dataset.md)"
             )
-        known = columns_of_table(table)
+        known = [*map(str, table.columns)]
         for column in self.columns:
             if column not in known:
                 raise self._refused(no_column(column, known))
         values = self.values({name: _series(table[name]) for name in self.columns})
         if isinstance(values, (bool, np.bool_)):
-            values = pd.Series(values, range(len(table[known[0]])))
+            values = pd.Series(values, range(len(table)))
         if not isinstance(values, pd.Series) or values.dtype.kind != "b":
             raise self._refused("it gives no true or false; compare a column with a value")
         return np.asarray(values.fillna(False), np.bool_)
@@ -125,16 +143,6 @@ def is_expression(text: str) -> bool:
     return isinstance(tree, (ast.Compare, ast.BoolOp, ast.Call, ast.UnaryOp))
 
 
-def columns_of_table(table: Any) -> list[str]:
-    """Names of the columns of a table, or of columns by name."""
-    return [str(name) for name in getattr(table, "columns", table)]
-
-
-def no_column(name: object, known: Sequence[str]) -> str:
-    """A message about a column that is not there."""
-    return f"there is no column {name!r}{nearest(str(name), known)}; there are {', '.join(known)}"
-
-
 def _parsed(text: str) -> tuple[ast.expr, dict[str, str]]:
     """Python's tree of a text, and what stood in backticks by the name that it has in there."""
     if len(text) > _LONGEST:
@@ -142,16 +150,13 @@ def _parsed(text: str) -> tuple[ast.expr, dict[str, str]]:
     names = dict[str, str]()
 
     def replaced(lexeme: re.Match[str]) -> str:
-        if lexeme["and"] or lexeme["or"]:
-            return " and " if lexeme["and"] else " or "
         if lexeme["name"] is None:
-            return lexeme[0]
+            return {"&": " and ", "|": " or "}.get(lexeme[0], lexeme[0])
         name = f"quoted_{len(names)}_"
         names[name] = lexeme["name"].replace("``", "`")
         return f" {name} "
 
-    with warnings.catch_warnings():  # of "\." in a text
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):  # of "\." in a text
         return ast.parse(_LEXEMES.sub(replaced, text).strip(), mode="eval").body, names
 
 
@@ -167,9 +172,9 @@ class _Rewrite(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         if not isinstance(node, _COSTS if self._costs else _FILTERS):
+            allowed = "; allowed are columns, numbers, + - * / ** and brackets" * self._costs
             what = ast.unparse(node)[:100] or type(node).__name__
-            rest = "; allowed are columns, numbers, + - * / ** and brackets"
-            raise ValueError(f"{what!r} is not allowed{rest if self._costs else ''}")
+            raise ValueError(f"{what!r} is not allowed{allowed}")
         return super().visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
@@ -183,18 +188,14 @@ class _Rewrite(ast.NodeTransformer):
         return ast.Constant(float(node.value)) if self._costs else node  # type: ignore[arg-type]
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        for side in (node.left, node.right):  # "x" * 9999999999 would fill the memory
-            if isinstance(getattr(side, "value", 0), str) or hasattr(side, "elts"):
-                raise ValueError(f"{ast.unparse(side)[:100]} is no number")
-        return self.generic_visit(node)  # type: ignore[return-value]
+        kind = ast.Constant(type(self.visit(node.op)).__name__)
+        return _call("arithmetic", kind, self.visit(node.left), self.visit(node.right))
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         return _call(type(node.op).__name__, *map(self.visit, node.values))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
-        if isinstance(self.visit(node.op), (ast.Not, ast.Invert)):
-            return _call("Not", self.visit(node.operand))
-        return self.generic_visit(node)  # type: ignore[return-value]
+        return _call(type(self.visit(node.op)).__name__, self.visit(node.operand))
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         kinds = [ast.Constant(type(self.visit(one)).__name__) for one in node.ops]
@@ -210,13 +211,13 @@ class _Rewrite(ast.NodeTransformer):
         if (getattr(owner, "attr", None) == "str") != (method in _OF_TEXTS):
             raise ValueError(f"{method}: write e.g. title.str.len(), and title.isna()")
         column: Any = getattr(owner, "value", None) if method in _OF_TEXTS else owner
-        call = _call("method", ast.Constant(method), *map(self.visit, [column, *node.args]))
-        call.keywords = [ast.keyword(one.arg, self.visit(one.value)) for one in node.keywords]
-        return call
+        arguments = map(self.visit, [column, *node.args])
+        keywords = [ast.keyword(one.arg, self.visit(one.value)) for one in node.keywords]
+        return _call("method", ast.Constant(method), *arguments, keywords=keywords)
 
 
-def _call(name: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(name, ast.Load()), [*arguments], [])
+def _call(name: str, *arguments: ast.expr, keywords: Sequence[ast.keyword] = ()) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), [*arguments], [*keywords])
 
 
 def _series(column: Any) -> Any:
@@ -224,8 +225,8 @@ def _series(column: Any) -> Any:
     series = pd.Series(column.array if hasattr(column, "array") else np.asarray(column))
     if series.dtype == object and pd.api.types.infer_dtype(series, skipna=True) == "boolean":
         return series.astype("boolean")
-    small = series.dtype in ("i1", "i2", "i4", "u1", "u2", "u4")
-    return series.astype(np.int64) if small else series
+    # 8 bits would overflow in `width * height > 50000`; all of a uint64 needs them.
+    return series.astype(np.int64) if str(series.dtype) in _SMALL else series
 
 
 def _truth(value: Any) -> Any:
@@ -246,7 +247,16 @@ def _compared(kind: str, left: Any, right: Any) -> Any:
         return ~found if "Not" in kind else found
     _check_days(left, [right])
     _check_days(right, [left])
-    return getattr(operator, _COMPARE[kind])(left, right)
+    return getattr(operator, _OPERATORS[kind])(left, right)
+
+
+def _arithmetic(kind: str, left: Any, right: Any) -> Any:
+    for side in (left, right):
+        holds = pd.api.types.infer_dtype(side if getattr(side, "ndim", 0) else [side])
+        # A text times 9999999999 fills the memory, also where a column or a list holds it.
+        if holds not in _NUMBERS:
+            raise ValueError(f"arithmetic is for numbers and days, not for {holds} values")
+    return getattr(operator, _OPERATORS[kind])(left, right)
 
 
 def _method(name: str, column: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -265,8 +275,9 @@ def _check_days(column: Any, values: Any) -> None:
     """pandas also takes "now" and "10:30" for days, which mean something else each day."""
     if isinstance(column, pd.Series) and column.dtype.kind == "M":
         for value in values:
-            number = isinstance(value, int | float)
-            if number or (isinstance(value, str) and not re.match(r"\d{4}", value)):
+            if isinstance(value, int | float) or (
+                isinstance(value, str) and not re.match(r"\d{4}", value)
+            ):
                 raise ValueError(f"a day is written as '2026-01-31', not {value!r}")
 
 
@@ -274,6 +285,79 @@ _CALLED = {
     "And": lambda *values: reduce(operator.and_, map(_truth, values)),
     "Or": lambda *values: reduce(operator.or_, map(_truth, values)),
     "Not": lambda value: ~_truth(value),
+    "Invert": lambda value: ~_truth(value),
+    "UAdd": operator.pos,
+    "USub": operator.neg,
+    "arithmetic": _arithmetic,
     "compared": _compared,
     "method": _method,
 }
+
+
+class RowCosts:
+    """Costs of a dataset's rows, computed once: 8 bytes a row.
+
+    Args:
+        cost: arithmetic over columns.
+        columns: of the dataset, one value a row.
+
+    Raises:
+        ConfigError: a column does not hold numbers.
+        DataError: a cost is negative, infinite or no number.
+    """
+
+    def __init__(self, cost: Expression, columns: Mapping[str, Any]) -> None:
+        self._costs = np.asarray(cost.values(columns))
+        wrong = np.flatnonzero(~(np.isfinite(self._costs) & (self._costs >= 0)))
+        if wrong.size:
+            row = wrong[0]
+            values = ", ".join(f"{name} {columns[name][row]}" for name in cost.columns)
+            raise DataError(
+                f"row {row} costs {self._costs[row]} by {cost.key}={cost.text!r} "
+                f"({values}); costs are 0 or more"
+            )
+
+    def __call__(self, indices: IntArray, parts: IntArray | None = None) -> FloatArray:
+        return self._costs[indices]
+
+
+class PartCosts:
+    """Costs of rows in blocks, from the number of tokens that each has there.
+
+    Args:
+        cost: of a row, or of its part; it reads `tokens` only.
+    """
+
+    def __init__(self, cost: Expression) -> None:
+        self._cost = cost
+
+    def __call__(self, indices: IntArray, parts: IntArray | None) -> FloatArray:
+        assert parts is not None
+        lengths = {TOKENS: parts[:, 1] - parts[:, 0]}
+        return np.nan_to_num(np.maximum(self._cost.values(lengths), 0.0))
+
+
+def costs_of(split: Split) -> Costs:
+    """The costs of a map-style dataset's rows by `batch.balance`.
+
+    A text's `length` is the number of tokens that the split's steps make, as samplers have it.
+    Where the sampler packs rows into blocks, `tokens` is all that is known.
+
+    Raises:
+        ConfigError, DataError: the table lacks a column, or what is in it is no cost.
+    """
+    cost = Expression(split.config.batch.balance or "", "batch.balance", costs=True)
+    if not split.packs:
+        steps = split.transform.steps
+        table = table_in_tokens({*cost.columns}, split.dataset, split.data.fields, steps)
+        columns = {name: column_of(table, name, "balance", "batch") for name in cost.columns}
+        return RowCosts(cost, columns)
+    if others := [name for name in cost.columns if name != TOKENS]:
+        raise ConfigError(
+            Problem(
+                "batch.balance",
+                f"{others[0]!r}, but the sampler packs rows into blocks, of which only the number "
+                f"of each row's {TOKENS} is known; write e.g. {TOKENS} ** 2",
+            )
+        )
+    return PartCosts(cost)

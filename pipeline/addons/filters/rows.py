@@ -20,18 +20,18 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Subset
 
+from penstock.addons.storage.rows import no_column
 from penstock.config.targets import make
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.loading.facts import KEPT, Fields, SomeRows, columns_of, table_of
+from penstock.loading.facts import KEPT, Fields, SomeRows, table_of
 from penstock.order.keys import IntArray
 from penstock.order.plan import is_stream
 from penstock.runs import quarantine
 
 if TYPE_CHECKING:
-    from penstock.addons.filters.expressions import Mask
     from penstock.build.data import Split
 
-Condition = str | Callable[[Any], Any]
+Mask = npt.NDArray[np.bool_]
 
 _OF_A_ROW = frozenset({"path", "check", "about"})  # methods of one row
 _OF_ROWS = frozenset({"want", "fetch_batch", "__getitems__"})  # of several
@@ -60,20 +60,19 @@ class KeptRows(SomeRows):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Any:
-        if not 0 <= index < len(self.rows):
-            raise IndexError(f"there are {len(self.rows)} rows, not one numbered {index}")
         return self.dataset[int(self.rows[index])]
 
     def __getattr__(self, name: str) -> object:
         # copy and pickle look for members before there is a dataset
         if name == "dataset" or (name.startswith("__") and name not in _OF_ROWS):
             raise AttributeError(name)
+        # A Subset's only loops, without the keys that `Fetch` gives to each sample's draws.
+        if name == "__getitems__" and isinstance(self.dataset, Subset):
+            raise AttributeError(name)
         member = getattr(self.dataset, name)
         if name in _OF_A_ROW and callable(member):
             return lambda index: member(int(self.rows[index]))
         if name == "__getitems__":
-            if isinstance(self.dataset, Subset):  # it only loops; `Fetch` does so with keys
-                raise AttributeError(name)
             return lambda indices: member(self.rows[np.asarray(indices, np.int64)].tolist())
         if name in _OF_ROWS and callable(member):
             return lambda indices, **how: member(self.rows[np.asarray(indices, np.int64)], **how)
@@ -116,10 +115,10 @@ class KeptRows(SomeRows):
         return self.fingerprint_with(getattr(self.dataset, "fingerprint", "") or len(self.dataset))
 
     def fingerprint_with(self, fingerprint: object) -> str:
-        digest = hashlib.blake2b(f"{len(self.dataset)}:".encode(), digest_size=16)
-        digest.update(self.rows.data)
-        counts = f"{len(self.rows)}/{len(self.dataset)}"
-        return f"{fingerprint}{KEPT}{counts}:{digest.hexdigest()}"
+        numbers = f"{len(self.dataset)}:".encode() + self.rows.tobytes()
+        digest = hashlib.blake2b(numbers, digest_size=16).hexdigest()
+        kept = f"{KEPT}{len(self.rows)}/{len(self.dataset)}"
+        return f"{fingerprint}{kept}:{digest}"
 
 
 def chosen(
@@ -145,17 +144,13 @@ def chosen(
     keys = {key: value for key, value in keys.items() if value is not None}
     if not keys:
         return dataset
-    # Here, since splits divide by the class above, and importing pandas takes 0.2 s.
-    import pandas as pd
-
-    from penstock.addons.filters import expressions
-
     if is_stream(dataset) or not hasattr(dataset, "__getitem__"):
-        reason = f"chooses rows by index, and {type(dataset).__name__} has none"
-        raise ConfigError(Problem(next(iter(keys)), reason))
-    # Lengths alone need no table in memory.
-    columns = {} if hasattr(dataset, "metadata") else columns_of(dataset, fields or Fields())
-    table = columns if "length" in columns else table_of(dataset, fields or Fields())
+        raise ConfigError(
+            Problem(
+                next(iter(keys)), f"chooses rows by index, and {type(dataset).__name__} has none"
+            )
+        )
+    table = table_of(dataset, fields or Fields())
     mask, reasons = np.ones(len(dataset), np.bool_), dict[str, int]()
     for key, value in keys.items():
         if key.endswith("filter"):
@@ -163,16 +158,15 @@ def chosen(
             for number, condition in enumerate(value if several else [value]):
                 where = f"{key}[{number}]" if several else key
                 shown, holds = _holds(condition, where, table, dataset)
-                reasons[f"{where} ({shown})"] = int((mask & ~holds).sum())
+                reasons[f"{where} ({shown:.60})"] = int((mask & ~holds).sum())
                 mask &= holds
             continue
         if key.endswith("unique"):
-            if table is None:
-                raise ConfigError(Problem(key, "the dataset has no table of metadata"))
-            if value not in (known := expressions.columns_of_table(table)):
-                raise ConfigError(Problem(key, expressions.no_column(value, known)))
+            known = [*map(str, getattr(table, "columns", ()))]
+            if value not in known:
+                raise ConfigError(Problem(key, no_column(value, known)))
             left = np.flatnonzero(mask)
-            values = pd.Series(np.asarray(table[value])[left])
+            values = table[value].iloc[left]
             rows, key = left[(values.duplicated() & values.notna()).to_numpy()], f"{key} ({value})"
         else:
             rows = _named_rows(key, value, dataset, split, fingerprint)
@@ -184,19 +178,24 @@ def chosen(
 def _holds(condition: Any, key: str, table: Any, dataset: Any) -> tuple[str, Mask]:
     """A condition in a few words, and whether it holds for each row."""
     if isinstance(condition, str):
+        # Here, since splits divide by the class above, and importing pandas takes 0.2 s.
         from penstock.addons.filters.expressions import Expression
 
-        mask: Any = Expression(condition, key).mask(table)
-        shown = condition if len(condition) <= 60 else f"{condition[:60]}..."
+        shown, mask = condition, Expression(condition, key).mask(table)
     else:
         function, shown = condition, "a function"
         if isinstance(condition, Mapping):
             function = make({**condition, "_partial_": True}, key)
             shown = condition["_target_"]
-        mask = np.asarray(function(table if hasattr(table, "iloc") else dataset))
+        mask = np.asarray(function(dataset if table is None else table))
     if mask.dtype != np.bool_ or mask.shape != (len(dataset),):
-        reason = f"gave {mask.dtype} {mask.shape}; a filter gives true or false for each of "
-        raise ConfigError(Problem(key, f"{reason}{len(dataset)} rows"))
+        raise ConfigError(
+            Problem(
+                key,
+                f"gave {mask.dtype} {mask.shape}; a filter gives true or false for each of "
+                f"{len(dataset)} rows",
+            )
+        )
     return shown, mask
 
 
@@ -213,8 +212,11 @@ def _named_rows(
         named = (value if isinstance(value, Mapping) else {"train": value}).get(split) or []
     rows = np.unique(np.asarray(named, np.int64))
     if outside := [row for row in rows.tolist() if not 0 <= row < len(dataset)]:
-        reason = f"row {outside[0]} does not exist; the {split} split has {len(dataset)} rows"
-        raise ConfigError(Problem(key, reason))
+        raise ConfigError(
+            Problem(
+                key, f"row {outside[0]} does not exist; the {split} split has {len(dataset)} rows"
+            )
+        )
     return rows
 
 
@@ -228,7 +230,7 @@ def rows_of_split(split: Split, dataset: Any) -> Any:
 
 def filtered(
     dataset: Any,
-    filter: Condition | list[Condition] | None = None,
+    filter: str | Callable[[Any], Any] | list[str | Callable[[Any], Any]] | None = None,
     unique: str | None = None,
     without: str | list[int] | dict[str, list[int]] | None = None,
     split: str = "train",
