@@ -318,7 +318,7 @@ def refusals(*overrides):
 @pytest.mark.parametrize(
     ("override", "key", "message"),
     [
-        ('filter="lenght < 3"', "filter", "no column 'lenght'; did you mean 'length'?"),
+        ('filter="lenght < 3"', "filter", "no column 'lenght' (did you mean 'length'?)"),
         ("filter=3", "filter", "got 3"),
         ('filter=["length < 3", "__import__(\'os\')"]', "filter[1]", "may not be called"),
         ("filter={_target_: os.system}", "filter._target_", "may not be called from"),
@@ -329,7 +329,7 @@ def refusals(*overrides):
             "filter",
             "gave bool (3,); a filter gives",
         ),
-        ("unique=hsah", "unique", "no column 'hsah'; did you mean 'hash'?"),
+        ("unique=hsah", "unique", "no column 'hsah' (did you mean 'hash'?)"),
         ("unique=3", "unique", "got 3"),
         ("without=[1,500]", "without", "row 500 does not exist; the train split has 120 rows"),
         ("without=[a]", "without", "a valid"),

@@ -23,8 +23,7 @@ import numpy as np
 import pandas as pd
 
 from penstock.addons.filters.rows import Mask
-from penstock.addons.storage.rows import no_column
-from penstock.addons.tokens.lengths import table_in_tokens
+from penstock.config.messages import nearest
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.order.columns import column_of
 from penstock.order.keys import FloatArray, IntArray
@@ -122,7 +121,10 @@ class Expression:
         known = [*map(str, table.columns)]
         for column in self.columns:
             if column not in known:
-                raise self._refused(no_column(column, known))
+                raise self._refused(
+                    f"there is no column {column!r}{nearest(column, known)}; there are "
+                    f"{', '.join(known)}"
+                )
         values = self.values({name: _series(table[name]) for name in self.columns})
         if isinstance(values, (bool, np.bool_)):
             values = pd.Series(values, range(len(table)))
@@ -348,6 +350,8 @@ def costs_of(split: Split) -> Costs:
     """
     cost = Expression(split.config.batch.balance or "", "batch.balance", costs=True)
     if not split.packs:
+        from penstock.addons.tokens.lengths import table_in_tokens  # of no use to a filter
+
         steps = split.transform.steps
         table = table_in_tokens({*cost.columns}, split.dataset, split.data.fields, steps)
         columns = {name: column_of(table, name, "balance", "batch") for name in cost.columns}

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Subset
 
-from penstock.addons.storage.rows import no_column
+from penstock.config.messages import nearest
 from penstock.config.targets import make
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.facts import KEPT, Fields, SomeRows, table_of
@@ -164,7 +164,9 @@ def chosen(
         if key.endswith("unique"):
             known = [*map(str, getattr(table, "columns", ()))]
             if value not in known:
-                raise ConfigError(Problem(key, no_column(value, known)))
+                raise ConfigError(
+                    Problem(key, f"there is no column {value!r}{nearest(value, known)}")
+                )
             left = np.flatnonzero(mask)
             values = table[value].iloc[left]
             rows, key = left[(values.duplicated() & values.notna()).to_numpy()], f"{key} ({value})"
