@@ -10,12 +10,9 @@ import gc
 import logging
 import os
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-TESTS = Path(__file__).parent
 
 gc.disable()  # until all tests are imported
 

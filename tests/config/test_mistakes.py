@@ -3,16 +3,13 @@
 Most are what people bring along from torch, Lightning, Hugging Face and argparse.
 """
 
-import subprocess
-import sys
 from typing import get_args
 
 import pytest
 
-from penstock.config.compose import CONF, load, resolved
 from penstock.config.familiar import WAYS
 from penstock.config.schema import Config
-from tests.program import ROOT, run
+from tests.program import run
 
 ARRAYS = ["dataset=arrays", "tracker=none", "trainer.pictures=false"]
 
@@ -170,30 +167,6 @@ def test_a_batch_size_that_is_not_used_is_reported(arrays, capsys):
     assert "batch.size: 32 is for validation only; Identity forms its batches itself" in said
 
 
-def suggested():
-    """Every key that a suggestion would have somebody write, with its value."""
-    for word in " ".join(WAYS.values()).replace(",", " ").split():
-        if "=" in word and word.partition("=")[0].replace(".", "").strip("+").isidentifier():
-            yield word.partition("=")[::2]
-
-
-@pytest.mark.stress
-def test_suggestions_exist():
-    words = ["sampler=bucket", "optimizer=sgd", "distributed=ddp", "task=validate"]
-    config = resolved(load([*words, "objective=classification", "model=torchvision"])[0], [])
-    assert len([*suggested()]) > 100
-    for key, value in suggested():
-        if (CONF / key).is_dir():
-            options = [file.stem for file in (CONF / key).glob("*.yaml")]
-            assert value in options or value.startswith("{value}"), (key, value)
-            continue
-        *path, name = key.lstrip("+").split(".")
-        node = config
-        for part in path:
-            node = node[part]
-        assert key.startswith("+") or name in (*node, *Config.model_fields), key
-
-
 VALUES = {typed.partition("=")[0] for names in WAYS for typed in names.split() if "." in typed}
 
 
@@ -203,13 +176,3 @@ def test_suggested_values_are_taken(key):
     annotation = Config.model_fields[section].annotation.model_fields[name].annotation
     words = {word for part in (annotation, *get_args(annotation)) for word in get_args(part)}
     assert {way for names, way in WAYS.items() if f"{key}=" in names} <= words
-
-
-@pytest.mark.stress
-def test_too_many_open_files_are_reported_with_the_limit(arrays):
-    code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48)); "
-    code += f"sys.argv = ['run.py', *{[*arrays, 'task=digest', 'loader=default']}, "
-    code += f"'loader.num_workers=8']; runpy.run_path('{ROOT}/run.py', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "error: too many open files" in done.stderr.splitlines()[-1]

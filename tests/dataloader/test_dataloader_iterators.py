@@ -1,10 +1,6 @@
 """DataLoader: what a pass is, whoever else holds the loader, the dataset or the iterator."""
 
-import gc
 import json
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
@@ -14,7 +10,6 @@ from penstock.loading.dataloader import DataLoader
 from tests.dataloader.test_dataloader import (
     Squares,
     children,
-    everything,
     plain,
     rest_after,
 )
@@ -51,17 +46,6 @@ def test_a_dataset_that_is_its_own_iterator_is_begun_once_a_pass(workers, size):
         ]
         assert found == expected
         assert workers or dataset.begun == epoch
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_pass_continues_when_nobody_holds_its_loader(persistent):
-    arguments = {"num_workers": 1, "persistent_workers": persistent}
-    found = [batch.tolist() for batch in DataLoader(Squares(6), 2, **arguments)]
-    assert found == everything(Squares(6), 2)
-    batches = iter(DataLoader(Squares(6), 2, **arguments))
-    gc.collect()
-    assert [batch.tolist() for batch in batches] == found
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -101,59 +85,7 @@ def test_persistent_workers_go_on_from_their_state(epochs):
     assert [plain(list(other)), plain(list(other))] == [rest, following]
 
 
-@pytest.mark.stress
-def test_a_loader_that_is_left_at_exit_says_nothing():
-    # Held by a module that outlives the others, as those are which C code holds.
-    program = (
-        "import builtins, sys; builtins.me = sys.modules['__main__']\n"
-        "from penstock.loading.dataloader import DataLoader\n"
-        "batches = iter(DataLoader(list(range(10)), 2, num_workers=1)); next(batches)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True
-    )
-    assert done.stderr == ""
-
-
 # Whoever is ready first.
-
-
-class OneSlow(IterableDataset):
-    """Worker 0 waits for a file that comes when everything of worker 1 has been delivered."""
-
-    def __init__(self, gate):
-        self.gate = gate
-
-    def __iter__(self):
-        worker = get_worker_info().id
-        while worker == 0 and not self.gate.exists():
-            time.sleep(0.01)
-        yield from range(100 * worker, 100 * worker + 9)
-
-
-@pytest.mark.skip("parts of an iterable dataset come in order")
-@pytest.mark.parametrize("prefetch", [1, 3])
-def test_out_of_order_parts_come_from_any_ready_worker(tmp_path, prefetch):
-    loader = DataLoader(
-        OneSlow(tmp_path / "gate"), 2, num_workers=2, in_order=False, prefetch_factor=prefetch
-    )
-    batches = iter(loader)
-    early = [next(batches).tolist() for _ in range(5)]
-    assert early == [[100, 101], [102, 103], [104, 105], [106, 107], [108]]
-    state = json.loads(json.dumps(loader.state_dict()))
-    (tmp_path / "gate").touch()
-    late = [batch.tolist() for batch in batches]
-    assert late == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
-    for workers in (0, 1, 2):
-        other = DataLoader(
-            OneSlow(tmp_path / "gate"),
-            2,
-            num_workers=workers,
-            in_order=False,
-            prefetch_factor=prefetch if workers else None,
-        )
-        other.load_state_dict(state)
-        assert [batch.tolist() for batch in other] == late
 
 
 class GoesOn(IterableDataset):

@@ -1,6 +1,5 @@
 """DataLoader: torch's words and meanings, where programs depend on them; seeds and what draws."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -44,24 +43,6 @@ class Pickled(Dataset):
     def __getstate__(self):
         Pickled.times += 1
         return {}
-
-
-@pytest.mark.stress  # a new interpreter that imports everything
-@pytest.mark.parametrize("method", ["forkserver"])
-def test_values_and_locks_of_multiprocessing_go_along(method):
-    dataset = Counted(multiprocessing.get_context(method))
-    assert everything(dataset, 3, num_workers=1, multiprocessing_context=method) == [
-        [0, 1, 2],
-        [3, 4, 5],
-    ]
-    assert dataset.reads.value == 6
-
-
-@pytest.mark.stress
-def test_a_dataset_is_pickled_once_a_worker():
-    Pickled.times = 0
-    everything(Pickled(), 2, num_workers=1, multiprocessing_context="forkserver")
-    assert Pickled.times == 1
 
 
 def test_what_cannot_be_pickled_is_named_when_it_is_to_be_sent():
@@ -111,14 +92,6 @@ def test_the_error_of_lost_workers_has_torchs_words(how, words, tmp_path):
     with pytest.raises(RuntimeError, match=words):
         everything(Crashing(how, tmp_path / "pids"), num_workers=1)
     assert len((tmp_path / "pids").read_text().split()) == 3
-
-
-@pytest.mark.stress
-def test_a_crash_that_repeats_is_tried_twice_where_processes_are_slow_to_start(tmp_path):
-    dataset = Crashing(signal.SIGSEGV, tmp_path / "pids")
-    with pytest.raises(RuntimeError, match="at the same place as the one before"):
-        everything(dataset, num_workers=1, multiprocessing_context="forkserver")
-    assert len((tmp_path / "pids").read_text().split()) == 2
 
 
 # Seeds.

@@ -102,14 +102,3 @@ def test_a_rank_that_hangs_is_named(hang, late, tmp_path):
     errors = [line for line in said.splitlines() if line.startswith("error")]
     assert len(errors) == 1, said
     assert f"for 12 s (distributed.timeout). Gone or late: rank {late}." in said
-
-
-@pytest.mark.stress
-def test_ranks_in_two_places_say_so(tmp_path):
-    def work(group):
-        group.agree(False)
-        group.gather("nobody else does") if group.world.rank else group.sum(torch.ones(1))
-
-    codes, said = run_ranks(2, tmp_path, work)
-    assert codes == [75, 75], said
-    assert said.count("Gone or late: rank none, so they wait at different places.") == 1

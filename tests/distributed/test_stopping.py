@@ -17,7 +17,7 @@ from penstock.distributed.stop import SIGNALS
 from penstock.training.adapter import Objective
 from penstock.training.step import TrainOptions, TrainStep
 from tests.resuming import Case
-from tests.stopping import EPOCHS, ROWS, Runs, ended, stop
+from tests.stopping import Runs, stop
 
 SOON = 120.0  # seconds, as machines are busy; without a way to break off the wait it is an hour
 NO_BASELINE = ("trainer.baseline=false",)
@@ -97,41 +97,6 @@ def test_a_killed_run_resumes_in_mid_epoch_from_what_the_clock_saved(tmp_path, u
     assert place is not None, runs.log.read_text()
     assert int(place[2]) > 0
     assert runs.outcome() == undisturbed(1)
-
-
-@pytest.mark.stress
-def test_ranks_that_wait_agree(tmp_path, undisturbed):
-    runs = Runs(tmp_path / "runs", "process", 2, NO_BASELINE)
-    pids = runs.begin()
-    runs.wait(lambda: runs.steps() >= 10)
-    runs.stall("train")
-    check(runs, pids, undisturbed, "epoch ")
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize(
-    ("backend", "after", "place"),
-    [
-        ("process", 0, "before the first step"),
-        ("main", EPOCHS, "after the last step"),  # the last row is read once a validation
-    ],
-)
-def test_the_best_constant_is_not_waited_for(backend, after, place, tmp_path):
-    runs = Runs(tmp_path / "runs", backend)
-    runs.stall("val", ROWS - 1 if after else 0, after)
-    pids = runs.begin()
-    runs.wait_for_stall()
-    codes, seconds = stop(pids)
-    assert codes == [75], runs.log.read_text()
-    assert seconds < SOON
-    said = runs.log.read_text()
-    assert f"SIGTERM: stopped {place}; nothing was lost. To resume:" in said
-    hint = said.rpartition("To resume:\n")[2]
-    assert hint.split()[:2] == ["python", "run.py"]
-    assert hint.split()[-1] == f"resume={runs.run}", "after what the run was allowed"
-    runs.flow()
-    codes, _ = ended(runs.begin(f"resume={runs.run}"))  # as it said, though nothing was saved
-    assert codes == [0], runs.log.read_text()
 
 
 @pytest.mark.one_in(3)

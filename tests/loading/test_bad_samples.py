@@ -3,7 +3,6 @@
 import errno
 import pickle
 import struct
-import tracemalloc
 import zlib
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.reading.image import decode_image
 from penstock.errors import ConfigError, DataError, PenstockError, UnreachableError
-from penstock.loading.collate import List, Pad, Single
+from penstock.loading.collate import Pad
 from penstock.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
 from tests import broken_images, port, toy
 from tests.port import Options, SampleError, World, batch_hash, row_hashes
@@ -369,16 +368,6 @@ def test_nothing_to_stand_in_ends_the_run():
             first(Gone(), 4, on_error)
 
 
-def test_one_by_one(folders):
-    loader = port.loader(
-        Images(folders[1]), Sequential(COUNT), 1, collate=Single(), seed=SEED, on_error="skip"
-    )
-    batch = list(loader.epoch(0))[2]
-    assert batch["image"].shape == (3, 24, 24)
-    assert batch.valid.tolist() == [False]
-    assert len(batch.left_out) == 1
-
-
 def unidentified(tmp_path):
     (tmp_path / "x.jpg").write_text("no image")
     with Image.open(tmp_path / "x.jpg"):
@@ -478,16 +467,6 @@ def test_which_errors_are_a_samples(fail, reading, transforming, tmp_path):
                 first(data, transform=change)
 
 
-@pytest.mark.parametrize(
-    "large", [lambda sample: bytearray(1 << 60), lambda sample: torch.empty(1 << 50)]
-)
-def test_memory_that_is_not_there_is_no_fault_of_a_sample(large):
-    with pytest.raises(
-        SampleError, match=r"(?s)^sample 0 .*a mistake in code, or a lack of memory"
-    ):
-        first(toy.Pictures(), transform=large)
-
-
 class Misspelt:
     def __call__(self, sample):
         return sample["imgae"] if sample["label"] == 2 else sample
@@ -557,24 +536,6 @@ def test_streams_leave_out_the_same_and_nothing_else_changes(folders, on_error, 
         assert told(steps) == told(alone)
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("on_error", ["substitute", "skip"])
-@pytest.mark.parametrize("buffer", [0, 8])
-def test_a_batch_of_nothing_but_bad_records(tmp_path, on_error, buffer):
-    broken_images.damage(broken_images.write_images(tmp_path, 12), [4, 5, 6, 7, 11])
-    for ranks in (1, 3):
-        steps = epoch_of(
-            [
-                stream_of(tmp_path, on_error, None, World(rank, ranks), buffer, 1)
-                for rank in range(ranks)
-            ]
-        )
-        assert len(steps) == 12
-        assert sum(len(step) for step in told(steps)) == 5
-        seen = {p for step in steps for share in step for p, _ in row_hashes(share)}
-        assert len(seen) == (12 if on_error == "substitute" else 7)
-
-
 def test_a_stream_of_nothing_but_bad_records_ends_the_run(tmp_path):
     broken_images.damage(broken_images.write_images(tmp_path, 6), range(6))
     with pytest.raises(DataError, match="Nothing could be read in its place"):
@@ -629,37 +590,3 @@ def test_a_budget_that_is_used_up_names_samples_and_says_what_to_do(folders):
         assert all(f"sample {row} (epoch 0" in message for row in BAD[:3])
         assert "task=check" in message
         loader.close()
-
-
-def test_lists_are_left_alone():
-    batch = first(toy.Pictures(), 4, known={0: "x"}, collate=List())
-    assert len(batch["label"]) == 3
-
-
-class Torn(torch.utils.data.Dataset):
-    """Reads a MiB of each sample before it is found to be bad."""
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        content = bytes(1 << 20)
-        if index:
-            raise DataError(f"{len(content)} bytes of sample {index} are bad")
-        return {"x": index}
-
-
-class TornTogether(Torn):
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
-
-
-@pytest.mark.parametrize("dataset", [Torn(), TornTogether()])
-def test_what_was_read_of_bad_samples_is_not_kept(dataset):
-    assert len(first(dataset, 64, collate=List()).left_out) == 63
-    tracemalloc.start()
-    try:
-        first(dataset, 64, collate=List())
-        assert tracemalloc.get_traced_memory()[1] < 8 << 20
-    finally:
-        tracemalloc.stop()

@@ -1,7 +1,5 @@
 """`transform.train_batch`, `val_batch` and `batch_on` through the program."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ import penstock
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError
 from penstock.training.objective import Classification
-from tests.program import run
 
 IN_MAIN = ["loader.backend=main", "loader.num_workers=0"]
 
@@ -44,24 +41,6 @@ def pets(pets_root, tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.stress
-def test_a_model_learns_from_mixed_batches(pets, capsys, tmp_path):
-    done = run(
-        capsys,
-        *pets,
-        *IN_MAIN,
-        "trainer.max_epochs=4",
-        "trainer.pictures=false",
-        "tracker=none",
-        f"run_dir={tmp_path}/run",
-        "transform.train_batch.normalize.statistics=dataset",
-    )
-    assert done.code == 0, done.err
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    last = [record for record in map(json.loads, lines) if "val/accuracy" in record][-1]
-    assert last["val/accuracy"] > 0.7
-
-
 def test_validation_sees_its_own_steps_only(pets):
     parts = DataParts(penstock.compose(*pets, *IN_MAIN))
     with parts.val.loader() as loader:
@@ -81,34 +60,6 @@ def test_batches_are_transformed_once_and_where_they_should_be(pets, place):
     whole = parts.train.fetch()(parts.train.plan.request(0, 0))
     assert torch.equal(batch["image"], whole["image"])
     assert torch.equal(batch["label_soft"], whole["label_soft"])
-
-
-def test_pairs_stay_together_in_streams_too(tmp_path, pets_root):
-    from penstock.loading.batch import batch_hash
-    from penstock.loading.collate import Stack
-    from penstock.loading.stream import StreamFetch
-    from penstock.order.plan import StreamOrder, StreamPlan
-    from penstock.transforms.batch import BatchCompose
-    from penstock.transforms.mixing import MixUp
-    from tests.transforms.test_batch import Photos
-
-    compose, hashes = BatchCompose({"mixup": MixUp(5)}, 0), set()
-    for world in (1, 2, 3, 4):
-        order = StreamOrder(0, buffer=8)
-        plan = StreamPlan(order, 14, "keep", compose.together, length=40)
-        fetch = StreamFetch(map_of(Photos()), None, Stack(), 0, True, compose, plan=plan)
-        hashes.add(batch_hash([fetch(plan.request(0, 1, rank, world)) for rank in range(world)]))
-    assert len(hashes) == 1
-
-
-def map_of(dataset):
-    """A dataset as a stream."""
-
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return (dataset[index] for index in range(len(dataset)))
-
-    return Stream()
 
 
 def test_the_loss_takes_soft_targets_where_there_are_some():

@@ -31,14 +31,6 @@ def test_the_executor_does_not_appear_in_the_digest(faces, capsys, options):
     assert run(capsys, *DIGEST, *faces, *options).out == expected.out
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_nor_does_the_start_method(faces, capsys, context):
-    options = [f"loader.multiprocessing_context={context}", "loader.num_workers=1"]
-    expected = run(capsys, *DIGEST, *faces, *IN_MAIN)
-    assert run(capsys, *DIGEST, *faces, *options).out == expected.out
-
-
 SAMPLERS = {
     "sequential": [],
     "random": [],
@@ -115,21 +107,6 @@ def test_replay_is_the_batch_that_workers_made(faces, capsys, tmp_path):
         assert [int(row[1]) for row in rows] == batch["index"].tolist()
         assert [int(row[0]) for row in rows] == batch["position"].tolist()
         assert all(row[2].endswith(".jpg") for row in rows)
-
-
-@pytest.mark.stress
-def test_replay_of_a_stream(faces, capsys, tmp_path):
-    lines = [f"{'ab'[n % 2]},text {n}\n" for n in range(30)]
-    (tmp_path / "a.csv").write_text("label,text\n" + "".join(lines))
-    base = ["dataset=delimited_stream", f"dataset.root={tmp_path}", "dataset.classes=[a,b]"]
-    base += ["transform=none", "collate=list", "sampler.buffer=8", "batch.size=8"]
-    digest = run(capsys, "task=digest", *base, "loader.num_workers=2")
-    assert len(digest.hashes) == 3, digest.err
-    replay = run(capsys, "task=replay", "step=1", *base)
-    assert digest.hashes[1] in replay.out.splitlines(), replay.err
-    beyond = run(capsys, "task=replay", "step=3", *base)
-    assert beyond.code == 2
-    assert "epoch 0 of the train split ends before step 3" in beyond.err
 
 
 def test_replay_outside_the_epoch_is_a_configuration_error(faces, capsys, tmp_path):

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch.nn.utils.rnn import pack_padded_sequence
-from torchvision import tv_tensors
 
 from penstock.errors import DataError
 from penstock.loading.batch import Batch, batch_hash, hash_sample
@@ -92,23 +91,6 @@ def test_hashing_covers_odd_values_and_refuses_what_has_no_bytes():
         hash_sample({"a": object()})
 
 
-def test_stack_gives_plain_tensors():
-    batch = Fetch(toy.Pictures(), None, Stack(), 0)(Plan(Sequential(40), 4).request(0, 0))
-    assert type(batch["image"]) is torch.Tensor
-    assert batch["image"].shape == (4, 3, 12, 16)
-    assert batch["label"].dtype == torch.int64
-
-
-def test_samples_that_do_not_stack_are_refused_with_rows_field_and_shapes():
-    fetch = Fetch(toy.Sequences(), None, Stack(), 0)
-    with pytest.raises(
-        DataError,
-        match=r"sample 1 \(epoch 0, step 0, position 1\): cannot be put together .*: field "
-        r"'sequence': shapes \[1, 2\] and \[2, 2\] differ.*collate=pad",
-    ):
-        fetch(Plan(Sequential(40), 4).request(0, 0))
-
-
 class Uneven(toy.Pictures):
     def __init__(self, odd):
         super().__init__()
@@ -117,20 +99,6 @@ class Uneven(toy.Pictures):
     def __getitem__(self, index):
         sample = super().__getitem__(index)
         return {**sample, **self.odd} if index == 2 else sample
-
-
-@pytest.mark.parametrize(
-    ("odd", "message"),
-    [
-        ({"extra": 1}, r"sample 2 .*'extra': samples have the fields"),
-        ({"label": 1.5}, r"sample 2 .*'label': types int, float"),
-        ({"label": None}, r"sample 2 .*'label': types int, NoneType"),
-        ({"image": tv_tensors.Image(torch.zeros(3, 9, 9))}, r"\[3, 12, 16\] and \[3, 9, 9\]"),
-    ],
-)
-def test_other_mismatches(odd, message):
-    with pytest.raises(DataError, match=message):
-        Fetch(Uneven(odd), None, Stack(), 0)(Plan(Sequential(40), 4).request(0, 0))
 
 
 def test_pad_gives_lengths_that_pack_padded_sequence_takes():
@@ -142,14 +110,6 @@ def test_pad_gives_lengths_that_pack_padded_sequence_takes():
         batch["sequence"], batch["sequence_lengths"], batch_first=True, enforce_sorted=False
     )
     assert len(packed.data) == batch["sequence_lengths"].sum()
-
-
-def test_pad_refuses_unknown_fields_and_other_dimensions():
-    request = Plan(Sequential(40), 4).request(0, 0)
-    with pytest.raises(DataError, match=r"'text': .*have only sequence, label"):
-        Fetch(toy.Sequences(), None, Pad(["text"]), 0)(request)
-    with pytest.raises(DataError, match=r"shapes \[3, 12, 16\] and \[3, 9, 9\] differ in more"):
-        Fetch(Uneven({"image": torch.zeros(3, 9, 9)}), None, Pad(["image"]), 0)(request)
 
 
 class AtOnce(toy.Pictures):

@@ -53,34 +53,6 @@ def test_batches_are_the_same_from_any_worker(name):
     assert expected[0] != expected[1]
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize(("context", "workers"), [("spawn", 1), ("forkserver", 2)])
-def test_batches_are_the_same_for_any_start_method(context, workers):
-    options = Options("process", workers, multiprocessing_context=context, persistent_workers=True)
-    with toy.loader(options, toy.Everywhere()) as loader:
-        got = [toy.hashes(loader, 0), toy.hashes(loader, 0)]
-    assert got == [toy.hashes(toy.loader(MAIN, toy.Everywhere()))] * 2
-
-
-class HoldsGenerator:
-    """A transform with a generator of torch's, whose state is a tensor made for each pickle."""
-
-    def __init__(self):
-        self.generator = torch.Generator()
-
-    def __call__(self, sample):
-        return {**sample, "drawn": torch.rand(2, generator=self.generator)}
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_a_generator_of_torchs_reaches_workers_of_any_start_method(context, capfd):
-    options = Options("process", 1, multiprocessing_context=context)
-    with toy.loader(options, HoldsGenerator()) as loader:
-        assert toy.hashes(loader) == toy.hashes(toy.loader(MAIN, HoldsGenerator()))
-    assert capfd.readouterr().err == ""  # no death, and nothing reported as leaked
-
-
 def test_draws_from_every_global_generator_have_keys():
     expected = toy.hashes(toy.loader(MAIN, toy.Everywhere()))
     assert toy.hashes(toy.loader(Options("process", 3), toy.Everywhere())) == expected

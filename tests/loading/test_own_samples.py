@@ -1,9 +1,7 @@
 """Samples that are no dicts: named once, and every part of a run takes them."""
 
-import json
 import shutil
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,15 +81,6 @@ def test_a_sample_becomes_named_fields(sample, fields, expected):
     assert Fields(fields).named(sample) == expected
 
 
-@pytest.mark.parametrize(
-    "sample", [(1, 2), [1, 2], 7, Point(1, 2), {"x": 1}], ids=lambda one: type(one)
-)
-def test_and_is_given_back_as_it_was(sample):
-    restore = restorer(sample)
-    named = Fields().named(sample)
-    assert (named if restore is None else restore(named)) == sample
-
-
 def test_a_list_with_one_name_is_given_back_whole():
     tokens = [5, 6, 7]
     named = Fields(["tokens"]).named(tokens)
@@ -133,12 +122,6 @@ def test_names_come_from_the_objective_or_from_the_dataset(people):
     assert first["x"].shape == (8, 4)
 
 
-def test_lengths_that_a_collate_function_adds_are_no_positions(people):
-    inputs = "objective.inputs=[sequence, sequence_lengths]"
-    first = batches(*own("Uneven", "collate=pad", inputs))[0]
-    assert list(first) == ["sequence", "sequence_lengths", "label"]
-
-
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", ["Rows", "Labelled", "Lists", "Named", "AtOnce"])
 @pytest.mark.parametrize(
@@ -176,21 +159,6 @@ def test_too_many_positions_are_said_with_the_key(people, capsys):
     found = run(capsys, *own("Two", "data.fields=[input, label]"))
     assert found.code == 3
     assert "a sample or batch has 3 positions, and data.fields or" in found.err
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("input", "a valid list"),
-        ("[x, x]", "got x, x; every position needs a name"),
-        ("[1, 2]", "a valid string"),
-        ("[]", "at least 1 item"),
-    ],
-)
-def test_names_that_cannot_be(people, value, words):
-    with pytest.raises(ConfigError, match=r"data\.fields") as refused:
-        batches(*own("Rows", f"data.fields={value}"))
-    assert words in str(refused.value)
 
 
 def test_fields_stays_an_argument_where_a_dataset_takes_it():
@@ -247,23 +215,6 @@ def test_a_metric_that_is_null_is_left_out(faces):
         penstock.compose("objective.metrics.nme=null", "trainer.monitor=nme")
 
 
-@pytest.mark.stress
-def test_replay_validate_verify_and_predictions(people, capsys, tmp_path):
-    common = own("Labelled", "trainer.max_steps=3", "trainer.ledger=true", "trainer.digest=true")
-    for name in "ab":
-        found = run(capsys, *common, f"run_dir={name}")
-        assert found.code == 0, found.err
-    assert run(capsys, "task=diff", "runs=[a,b]").code == 0
-    digest = run(capsys, *common, "task=digest")
-    replay = run(capsys, *common, "task=replay", "epoch=0", "step=1", "run_dir=replay")
-    assert digest.hashes[1] in replay.out.splitlines(), replay.err
-    assert "label" in replay.out.splitlines()[0]
-    found = run(capsys, *common, "task=validate", "checkpoint=a")
-    assert found.code == 0, found.err
-    on_record = [json.loads(one) for one in Path("a/digests.jsonl").read_text().splitlines()]
-    assert [one["hash"] for one in on_record] == [one.split()[-1] for one in digest.hashes]
-
-
 # What torch's datasets tell
 
 
@@ -317,14 +268,6 @@ def test_a_collate_function_gets_samples_as_they_are(people, name):
         assert ours.positions.tolist() == theirs.positions.tolist()
 
 
-def test_one_with_arguments_and_one_of_torchs(people):
-    sums = ["~collate", "+collate={_target_: people.Sums, scale: 2}"]
-    twice = batches(*own("Rows", *sums))
-    once = batches(*own("Rows", "collate={_target_: torch.utils.data.default_collate}"))
-    assert torch.equal(twice[0]["input"], 2 * once[0]["input"])
-    assert set(once[0]) == {"input", "label"}
-
-
 def test_what_it_returns_is_named_by_position(people, capsys):
     names = "[input, lengths, label]"
     collate = ["collate={_target_: people.padded}", f"data.batch_fields={names}"]
@@ -357,17 +300,4 @@ def test_and_a_collate_function_gets_the_sample_itself(people, capsys):
     common = own("Rows", "batch.size=null", "collate={_target_: people.one}")
     assert len(batches(*common)) == 24
     found = run(capsys, *common, "trainer.max_steps=2", "run_dir=one")
-    assert found.code == 0, found.err
-
-
-def test_samples_that_are_batches_already(people, capsys):
-    first = batches(*own("Uneven", "batch.size=null", "collate=single"))[1]
-    assert first["input"].ndim == 2
-    with pytest.raises(ConfigError, match="Single takes one sample, and batch"):
-        batches(*own("Rows", "collate=single"))
-
-
-@pytest.mark.stress
-def test_faces_train_one_by_one(faces, capsys):
-    found = run(capsys, *faces, "batch.size=null", "trainer.max_steps=2", "run_dir=run")
     assert found.code == 0, found.err

@@ -1,8 +1,6 @@
 """Keys, permutations and the scope."""
 
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -133,19 +131,6 @@ def test_uniform_draws_pass_a_uniformity_test():
     assert draws.min() >= 0
     assert draws.max() < 1
     assert stats.kstest(draws, "uniform").pvalue > 1e-3
-
-
-@pytest.mark.stress
-def test_importing_the_package_is_silent_and_starts_nothing():
-    code = (
-        "import threading, multiprocessing, sys, penstock\n"
-        "assert 'torch' not in sys.modules\n"
-        "import penstock.loading.loader, penstock.order.samplers\n"
-        "assert threading.active_count() == 1 and not multiprocessing.active_children()\n"
-        "assert 'pandas' not in sys.modules and 'matplotlib' not in sys.modules\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_one_number_is_the_one_of_an_array():

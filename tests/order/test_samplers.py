@@ -84,18 +84,6 @@ def test_weighted_draws_follow_a_thousand_weights():
     assert stats.chisquare(observed, expected).pvalue > 1e-3
 
 
-@pytest.mark.stress
-def test_weighted_takes_more_rows_than_torch_can():
-    weights = np.ones(20_000_000)
-    weights[:10_000_000] = 0
-    with pytest.raises(RuntimeError, match=r"2\^24"):
-        torch.multinomial(torch.from_numpy(weights), 1)
-    order = Weighted(len(weights), 0, weights=weights)
-    drawn = order.indices(0, 0, 10_000)
-    assert drawn.min() >= 10_000_000
-    assert stats.kstest(drawn / 1e7 - 1, "uniform").pvalue > 1e-3
-
-
 def test_weighted_without_replacement_draws_each_positive_row_at_most_once():
     weights = np.array([0, 5, 1, 0, 3, 1], dtype=float)
     order = Weighted(6, 0, weights=weights, replacement=False)

@@ -4,8 +4,6 @@ import multiprocessing
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
@@ -15,7 +13,7 @@ from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.stream import StreamFetch
 from penstock.loading.workers.executors import LoaderOptions
-from penstock.order.plan import End, Plan, StreamOrder, StreamPlan, is_stream, length_of
+from penstock.order.plan import Plan, StreamOrder, StreamPlan, is_stream, length_of
 from penstock.order.samplers import Random
 from tests import streams, toy
 
@@ -48,53 +46,6 @@ def numbers(batches):
         valid = [True] * len(rows) if batch.valid is None else batch.valid.tolist()
         found += [row for row, counts in zip(rows, valid, strict=True) if counts]
     return found
-
-
-def by_executors(make, plan, workers, world, epoch):
-    """Steps to shares by `workers` executors a rank, dealt as DataLoader deals."""
-    executors = {(rank, w): make() for rank in range(world) for w in range(workers)}
-    steps = {}
-    step = 0
-    while True:
-        shares = [
-            executors[rank, step % workers](plan.request(epoch, step, rank, world))
-            for rank in range(world)
-        ]
-        ended = [isinstance(share, End) for share in shares]
-        assert all(ended) or not any(ended), "ranks disagree on the number of steps"
-        if all(ended):
-            return steps
-        steps[step] = shares
-        step += 1
-
-
-@pytest.mark.stress
-@given(
-    kind=st.sampled_from(list(KINDS)),
-    length=st.integers(0, 60),
-    size=st.integers(1, 20),
-    workers=st.integers(1, 4),
-    world=st.integers(1, 3),
-    buffer=st.sampled_from([0, 1, 7, 100]),
-    shuffle_shards=st.booleans(),
-    epoch=st.integers(0, 2),
-)
-@settings(max_examples=150, deadline=None)
-def test_every_record_once_in_the_same_batches(
-    kind, length, size, workers, world, buffer, shuffle_shards, epoch
-):
-    order = StreamOrder(3, buffer, shuffle_shards)
-    plan = StreamPlan(order, size)
-    alone = by_executors(lambda: fetch_of(KINDS[kind](length), order, size), plan, 1, 1, epoch)
-    shared = by_executors(
-        lambda: fetch_of(KINDS[kind](length), order, size), plan, workers, world, epoch
-    )
-    assert sorted(numbers(batch for step in shared for batch in shared[step])) == list(
-        range(length)
-    )
-    assert {step: batch_hash(shares) for step, shares in alone.items()} == {
-        step: batch_hash(shares) for step, shares in shared.items()
-    }
 
 
 OPTIONS = {

@@ -68,22 +68,6 @@ def test_what_it_leaves_behind(case, tmp_path):
         assert word in done.out
 
 
-@pytest.mark.stress
-def test_paste_that_and_it_is_better(case, tmp_path):
-    """The override of the verdict, given to another profile, is faster."""
-    first = case("latency", "task=profile", "steps=10", "loader.num_workers=1")
-    pasted = next(line for line in first.out.splitlines() if line.startswith("to paste"))
-    second = case("latency", "task=profile", "steps=24", *pasted.split()[2:])
-
-    def speed(out):
-        line = next(
-            line for line in out.splitlines() if "samples/s" in line and "bound" not in line
-        )
-        return float(line.split()[2].replace(",", ""))
-
-    assert speed(second.out) > speed(first.out), first.out + second.out
-
-
 def test_a_batch_knows_its_seconds_by_stage():
     with toy.loader() as loader:
         batch = next(loader.epoch(0))

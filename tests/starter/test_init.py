@@ -75,21 +75,6 @@ def test_the_commands_that_it_suggests_work_in_its_folder(birds):
         assert again.returncode == 0, again.stderr
 
 
-@pytest.mark.stress
-def test_its_package_is_trusted_in_all_processes(birds):
-    one = program(birds, *DIGEST)
-    for way in (
-        ["loader.multiprocessing_context=spawn"],
-        ["loader.multiprocessing_context=forkserver"],
-        ["distributed=ddp", "distributed.nproc=2"],
-    ):
-        done = program(birds, *DIGEST, "loader.num_workers=1", *way)
-        assert done.stdout == one.stdout, done.stderr
-    jobs = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2", *DIGEST]
-    done = program(birds, *jobs, "loader.num_workers=1")
-    assert done.returncode == 0, done.stderr
-
-
 TYPED = """
 import sibling
 import torch

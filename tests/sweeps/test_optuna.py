@@ -1,13 +1,6 @@
 """Sweeps whose values Optuna chooses: real fits, a real journal, real kills."""
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import optuna
 import pytest
@@ -19,7 +12,7 @@ from optuna.distributions import IntDistribution as Integers
 from penstock import command
 from penstock.addons.sweeps.optuna_sweeper import JOURNAL, distribution
 from penstock.addons.sweeps.sweep import jobs_of
-from tests.program import ROOT, run
+from tests.program import run
 
 SMALL = (
     "dataset.count=24",
@@ -95,36 +88,6 @@ def test_a_study_is_a_sweep_whose_jobs_are_trials(whole):
         assert reports == {one["epoch"] + 1: one["val/nme"] for one in epochs}
         assert value == (job.value if state == "COMPLETE" else epochs[-1]["val/nme"])
     assert (whole / "sweep.csv").read_text().count("\n") == 7
-
-
-@pytest.mark.stress
-def test_a_trial_of_several_ranks_is_ended_by_all_of_them(study):
-    done = study(*TWO, "distributed=ddp", "distributed.nproc=2")
-    assert done.code == 0, done.err
-    assert [state for _, state, *_ in trials(Path("sweep"))] == ["COMPLETE", "PRUNED"]
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("draw", range(3))
-def test_a_study_that_is_killed_ends_as_one_that_was_not(draw, faces_root, whole, tmp_path, capsys):
-    moment, folder = random.Random(draw), tmp_path / "sweep"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    line = [sys.executable, "run.py", *words(faces_root, folder, *SIX)]
-    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
-        process = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=-3, stderr=-3)
-        journal = folder / JOURNAL
-        there = journal.read_bytes().count(b"\n") if journal.exists() else 0
-        at = there + moment.randrange(1, 6)
-        while process.poll() is None and not (
-            journal.exists() and journal.read_bytes().count(b"\n") >= at
-        ):
-            time.sleep(0.002)
-        time.sleep(moment.uniform(0, 0.3))
-        process.send_signal(number)
-        process.wait(60)
-    assert command.main(words(faces_root, folder, *SIX)) == 0
-    assert trials(folder) == trials(whole)
-    assert (folder / "sweep.csv").read_text() == (whole / "sweep.csv").read_text()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shlex
 import subprocess
 import sys
 import textwrap
@@ -225,12 +224,3 @@ def test_the_program_itself(here):
     assert "(did you mean 'random'?)" in err
     assert "wrong package" not in err
     assert sorted(path.name for path in here.iterdir()) == ["elsewhere"]
-
-
-@pytest.mark.stress
-def test_a_reader_that_has_had_enough(faces):
-    words = [sys.executable, str(ROOT / "run.py"), "task=digest", *faces]
-    command = f"{shlex.join(words)} | head -1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert len(done.stdout.splitlines()) == 1
-    assert "Error" not in done.stderr

@@ -122,35 +122,6 @@ def test_what_no_metric_gives_is_refused_before_the_first_step(tmp_path, capsys,
     assert not (tmp_path / "other" / "metrics.jsonl").exists()
 
 
-@pytest.mark.stress
-def test_the_baseline_is_measured_when_training_is_over(faces, tmp_path, capsys, monkeypatch):
-    found, measured = [], fit.baselines
-
-    def watched(*given):
-        found.append([line["epoch"] for line in records(tmp_path / "run")])
-        return measured(*given)
-
-    monkeypatch.setattr(fit, "baselines", watched)
-    done = run(capsys, *faces, *QUICK)
-    assert (done.code, found) == (0, [[0, 1]]), done.err
-    assert manifest(tmp_path / "run")["baseline"]["nme"] > 0
-
-
-@pytest.mark.stress
-def test_who_loads_changes_neither_weights_nor_order(faces, tmp_path, capsys):
-    less = ["trainer.pictures=false", "trainer.baseline=false", "trainer.max_epochs=2"]
-    for name, loader in {"a": ["loader=debug"], "b": ["loader.num_workers=2"]}.items():
-        done = run(capsys, *faces, *less, *loader, f"run_dir={name}", "tracker=none")
-        assert done.code == 0, done.err
-    states = [checkpoint.load(checkpoint.find(tmp_path / name))["model"] for name in "ab"]
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
-    first, second = manifest(tmp_path / "a"), manifest(tmp_path / "b")
-    assert first["order"] == second["order"]
-    done = run(capsys, *faces, *less, "loader=debug", "run_dir=c", "tracker=none", "seed=1")
-    assert manifest(tmp_path / "c")["order"] != first["order"]
-
-
 def test_nothing_is_left_behind_when_a_part_cannot_be_made(faces, tmp_path, capsys):
     done = run(capsys, *faces, *QUICK, "model=torchvision", "model.name=resnet19")
     assert done.code == 2

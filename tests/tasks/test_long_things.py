@@ -21,7 +21,6 @@ from penstock.runs import identity
 from tests.broken_images import write_images
 from tests.program import ROOT, run
 
-IMAGES = ("dataset=image_folder", "dataset.root=images", "batch.size=4", "loader=debug")
 TEXT = ("dataset=delimited_text", "dataset.root=sms.tsv", "dataset.classes=null")
 FACES = (
     "dataset.root=faces",

@@ -2,7 +2,6 @@
 
 import ast
 import io
-import logging
 import os
 import re
 import subprocess
@@ -14,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from penstock import command, seams, terminal
-from penstock.errors import DataError
-from tests.program import ROOT, run
+from penstock import command, terminal
+from tests.program import ROOT
 
 HOSTILE = "a\x1b]0;owned\x07\x9b2J\r\x08\x7f\u202eb"
 SHOWN = "a\\x1b]0;owned\\x07\\x9b2J\\x0d\\x08\\x7f\u202eb"
@@ -84,34 +82,6 @@ def test_no_text_is_too_strange_for_an_encoding(encoding, monkeypatch):
         assert b"a\\x1b]0;owned" in raw.getvalue()
 
 
-@pytest.mark.one_in(8)
-@pytest.mark.parametrize(
-    "words",
-    [
-        [f"sampler={HOSTILE}"],
-        [f"seed={HOSTILE}"],
-        [f"'{HOSTILE}'=1"],
-        [f"+dataset.{HOSTILE}=1"],
-        [f"dataset.reader='{HOSTILE}'"],
-        [f"dataset._target_='{HOSTILE}'"],
-        [f"--{HOSTILE}"],
-        ["--trust", HOSTILE],
-        ["--config-dir", HOSTILE],
-        [f"resume='{HOSTILE}'"],
-        ["task=diff", f"runs=['{HOSTILE}',b]"],
-        [f"dataset.root='{HOSTILE}'", "dataset=image_folder"],
-        ["--cfg", "job", f"run_dir='{HOSTILE}'"],
-        ["--cfg", "job", "-p", HOSTILE],
-        ["--info", "config", f"run_dir='{HOSTILE}'"],
-        ["--help", f"run_dir='{HOSTILE}'"],
-    ],
-)
-def test_a_command_line_of_a_stranger(words, here, capsys):
-    outcome = run(capsys, *words)
-    assert outcome.out + outcome.err
-    assert_harmless(outcome.out, outcome.err)
-
-
 def test_files_of_a_stranger(here, capsys, monkeypatch):
     root = here / "pictures"
     for split in ("train", "val"):
@@ -138,24 +108,6 @@ def test_files_of_a_stranger(here, capsys, monkeypatch):
     assert_harmless(shown)
     assert r"\xff\xfe.jpg" in shown
     assert SHOWN.replace("\u202e", r"\u202e") + r"\n.jpg" in shown.replace("\\\\", "\\")
-
-
-@pytest.mark.stress
-def test_sweeps_and_errors_of_a_stranger(here, capsys, monkeypatch):
-    def fails(config):
-        logging.getLogger("penstock.datasets.x").warning("read %s", HOSTILE)
-        logging.getLogger("elsewhere").warning("read %s", HOSTILE)
-        raise (DataError if config.seed == 1 else RuntimeError)(HOSTILE)
-
-    monkeypatch.setattr(seams, "function", lambda name: fails)
-    words = ["seed=1,2", f"cache_dir='{HOSTILE}','b'", "hydra.sweep.dir=s"]
-    outcome = run(capsys, "-m", *words)
-    assert outcome.code
-    assert_harmless(outcome.out, outcome.err)
-    assert "owned" in outcome.out
-    assert outcome.err.count("read a") == 4
-    assert SHOWN in outcome.err
-    assert_harmless(run(capsys, "seed=1").err, run(capsys, "seed=2").err)
 
 
 def test_a_program_without_utf8_prints_names_that_cannot_be_decoded(here):

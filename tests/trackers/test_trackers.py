@@ -1,20 +1,17 @@
 """Trackers: what they keep of runs, of killed and resumed ones too, and what they cannot harm."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from penstock.addons.trackers import tracker
 from tests import tracked, warm
-from tests.ports import free_port
 from tests.program import ROOT, run
 from tests.stopping import DATASET
 
@@ -132,94 +129,3 @@ def check_wandb(folder):
     assert config["trainer"]["max_epochs"] == 3
     (copy,) = folder.glob("tracker/wandb/wandb/*/files/manifest.json")
     assert copy.read_bytes() == (folder / "manifest.json").read_bytes()
-
-
-@pytest.mark.stress
-def test_the_jobs_of_a_sweep_belong_together(words, tmp_path, capsys):
-    from mlflow.tracking import MlflowClient
-
-    given = [word for word in words if not word.startswith(("run_dir=", "resume="))]
-    quick = ["trainer.max_epochs=1", "trainer.pictures=false", "trainer.baseline=false"]
-    done = run(
-        capsys, "-m", *given, *quick, *of(tmp_path), "seed=1,2", f"hydra.sweep.dir={tmp_path}/sweep"
-    )
-    assert done.code == 0, done.err
-    assert "WARNING" not in done.err
-    client, where = MlflowClient(f"file:{tmp_path}/mlruns"), tmp_path / "sweep"
-    found = client.search_runs([client.get_experiment_by_name("penstock").experiment_id])
-    jobs = sorted(path.parent for path in where.glob("*/manifest.json"))
-    assert len(jobs) == 2
-    assert sorted(one.data.tags["penstock.folder"] for one in found) == [*map(str, jobs)]
-    assert {one.data.tags["penstock.sweep"] for one in found} == {str(where)}
-    for job in jobs:
-        tracked.check(tracked.mlflow(job, f"file:{tmp_path}/mlruns"), tracked.expected(job))
-        (start,) = [one.run for one in tracked.wandb_records(job) if one.HasField("run")]
-        assert start.run_group == f"{tmp_path.name}/sweep"
-
-
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    """A real MLflow server on a free port of this machine; its process and address."""
-    port, log = free_port(), tmp_path / "server.log"
-    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "mlflow",
-                "server",
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(port),
-                "--workers",
-                "1",
-                "--backend-store-uri",
-                f"sqlite:///{tmp_path}/server.db",
-                "--artifacts-destination",
-                f"{tmp_path}/artifacts",
-            ],
-            cwd=tmp_path,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-    try:
-        until, uri = time.monotonic() + 120, f"http://127.0.0.1:{port}"
-        while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{uri}/health", timeout=5):
-                break
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.2)
-        yield process, uri
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-@pytest.mark.stress
-def test_a_real_server_of_mlflow(server, words, tmp_path, capsys, monkeypatch):
-    process, uri = server
-    own = ["tracker=mlflow", f"tracker.mlflow.uri={uri}"]
-    done = run(capsys, *words, *own, "trainer.max_epochs=1")
-    assert done.code == 0, done.err
-    done = run(capsys, *words, *own)
-    assert done.code == 0, done.err
-    assert "WARNING" not in done.err
-    folder = tmp_path / "run"
-    wanted = tracked.expected(folder)
-    assert {step for _, step in wanted} == set(range(1, 3 * BATCHES + 1))
-    tracked.check(tracked.mlflow(folder, uri), wanted)
-    check_mlflow(folder, uri, epochs=1)
-
-    os.killpg(process.pid, signal.SIGKILL)
-    monkeypatch.setitem(tracker.END_SECONDS, "done", 20.0)
-    began = time.monotonic()
-    done = run(capsys, *words, *own, "trainer.max_epochs=5")
-    assert done.code == 0, done.err
-    assert done.err.count("WARNING") == 1
-    assert "WARNING: tracker.mlflow: MlflowException: API request to" in done.err
-    assert time.monotonic() - began < 200

@@ -83,23 +83,6 @@ def test_padding_changes_no_output():
     assert torch.allclose(together, torch.cat(alone), atol=1e-6)
 
 
-@pytest.mark.stress
-def test_it_learns_a_word():
-    torch.manual_seed(0)
-    model = TextNet(50, 2, width=16, hidden=16, dropout=0.1)
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    data = torch.randint(2, 49, (64, 12))
-    labels = torch.arange(64) % 2
-    data[labels == 1, 5] = 49
-    lengths = torch.full((64,), 12)
-    for _ in range(40):
-        loss = torch.nn.functional.cross_entropy(model(data, lengths), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.1
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -44,9 +44,16 @@ class Albumentations:
         self._generators = np.random.default_rng(), random.Random()  # of all that is made
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        done, arguments, old = dict(sample), dict[str, Any](), dict[str, Any]()
-        masks = [name for name, value in sample.items() if isinstance(value, tv_tensors.Mask)]
-        arguments |= {"masks": [_array(sample[name]) for name in masks]} if masks else {}
+        done, old = dict(sample), dict[str, Any]()
+        # Plane by plane: the library stacks masks, and fields differ in their number of planes.
+        masks = {
+            name: value.reshape(-1, *value.shape[-2:]).numpy()
+            for name, value in sample.items()
+            if isinstance(value, tv_tensors.Mask)
+        }
+        arguments: dict[str, Any] = {
+            "masks": [plane.copy() for field in masks.values() for plane in field]
+        }
         for argument, kind in _KINDS.items():
             names = [name for name, value in sample.items() if isinstance(value, kind)]
             if len(names) > 1 or (argument == "image" and not names):
@@ -56,7 +63,8 @@ class Albumentations:
                 )
             old |= {argument: (names[0], sample[names[0]])} if names else {}
         name, picture = old.pop("image")
-        arguments["image"] = _array(picture)
+        # Copies, which the transforms may write into.
+        arguments["image"] = np.array(np.moveaxis(picture.numpy(), 0, -1), order="C")
         if "keypoints" in old:
             arguments["keypoints"] = old["keypoints"][1].reshape(-1, 2).numpy()
         if "bboxes" in old:
@@ -65,12 +73,14 @@ class Albumentations:
         made = self._compose(tuple(old))(**arguments)
         done[name] = F.to_image(made["image"])
         size = tuple(done[name].shape[-2:])
-        for name, mask in zip(masks, made.get("masks", ()), strict=True):
-            done[name] = tv_tensors.Mask(F.to_image(mask).reshape(*sample[name].shape[:-2], *size))
+        left = torch.as_tensor(np.array(made.get("masks", ())))
+        for name, field in masks.items():
+            cut, left = left[: len(field)].to(sample[name].dtype), left[len(field) :]
+            done[name] = tv_tensors.Mask(cut.reshape(*sample[name].shape[:-2], *size))
         if "keypoints" in old:
             name, points = old["keypoints"]
-            moved = torch.as_tensor(np.asarray(made["keypoints"]), dtype=points.dtype)
-            done[name] = tv_tensors.KeyPoints(moved.reshape(points.shape), canvas_size=size)
+            moved = np.asarray(made["keypoints"]).reshape(points.shape)
+            done[name] = tv_tensors.KeyPoints(moved, dtype=points.dtype, canvas_size=size)
         if "bboxes" in old:
             name, boxes = old["bboxes"]
             corners = torch.as_tensor(np.asarray(made["bboxes"], np.float32)).reshape(-1, 4)
@@ -105,8 +115,3 @@ class Albumentations:
             )
             self._made[kinds].set_random_state(*self._generators)
         return self._made[kinds]
-
-
-def _array(value: torch.Tensor) -> Any:
-    """[C, H, W] or [H, W] as a copy [H, W, C], which the transforms may write into."""
-    return np.array(np.moveaxis(value.numpy().reshape(-1, *value.shape[-2:]), 0, -1), order="C")
