@@ -199,6 +199,7 @@ GONE: dict[str, str] = {
     "loader.max_memory": "set loader.num_workers and loader.prefetch_factor",
     "loader.num_workers=tuned": "loader.num_workers=auto, or the line that task=profile prints",
     "loader.pin_memory_device": "leave it out; the current accelerator is used",
+    "pack.decoder": "leave it out; squares of image files are made as transform=images_fast does",
     "loader.share": "pack the data once with task=pack",
     "loader.share_size": "pack the data once with task=pack",
     "loader=tuned": "loader.num_workers=auto, or the line that task=profile prints",

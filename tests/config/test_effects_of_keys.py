@@ -237,7 +237,6 @@ ROWS = {
         words=["data.packed=auto"],
         rounds="pixels are kept as they are",
     ),
-    "pack.decoder": Row(("auto", "reader"), "photographs", words=PACKED),
     "pack.out": Row(
         ("one", "other"),
         "pictures",

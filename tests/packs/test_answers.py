@@ -1,7 +1,5 @@
 """A pack answers as its dataset: every optional member, and every order of its rows."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,6 +9,7 @@ from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.packing import Recipe, pack
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError, PenstockError
+from penstock.loading.bad_samples import path_of
 from penstock.loading.batch import batch_hash
 from penstock.loading.facts import (
     classes_of,
@@ -30,7 +29,6 @@ TEXTS = ["transform.train.tokenize.kind=bytes", "transform.train.tokenize.size=2
 class Told:
     """Rows of a person's own, with members that no dataset of ours has together."""
 
-    columns = ("label", "price")
     draws = False
 
     def __init__(self, split="train"):
@@ -43,7 +41,7 @@ class Told:
         return 30
 
     def __getitem__(self, row):
-        return {"text": "b" * (row % 7), "other": "c" * row, "label": row % 3}
+        return {"text": "b" * (row % 7), "label": row % 3}
 
     def path(self, row):
         return f"shelf/{row // 2}.txt"
@@ -51,17 +49,12 @@ class Told:
     def text_lengths(self, length, name):
         return np.array([length(self[row]["text"]) for row in range(30)], np.int32)
 
-    def check(self, row):
-        return None
 
+class Several(Told):
+    """Has two texts, and counts one of them."""
 
-class Unclear(Told):
-    """Counts a text that no sample has."""
-
-    metadata = pd.DataFrame({"label": np.arange(30) % 3, "length": np.arange(30)})
-
-    def text_lengths(self, length, name):
-        return np.array([length("d" * row) + 1 for row in range(30)], np.int32)
+    def __getitem__(self, row):
+        return {**super().__getitem__(row), "other": "c" * row}
 
 
 def write_messages(root):
@@ -177,31 +170,24 @@ def of(words, *more):
 
 
 def same_answers(dataset, packed):
-    for name in ("path", "check", "text_lengths"):
-        assert callable(getattr(packed, name, None)) == callable(getattr(dataset, name, None)), name
+    has = callable(getattr(dataset, "text_lengths", None))
+    assert callable(getattr(packed, "text_lengths", None)) == has
     assert (facts_of(packed), classes_of(packed)) == (facts_of(dataset), classes_of(dataset))
     assert packed.fingerprint == dataset.fingerprint
     tables = table_of(dataset), table_of(packed)
-    assert [one is None for one in tables] in ([True, True], [False, False])
     if tables[0] is not None:
-        pd.testing.assert_frame_equal(tables[1], tables[0])
+        pd.testing.assert_frame_equal(tables[1][[*tables[0]]], tables[0])
     lengths = columns_of(dataset).get("length"), columns_of(packed).get("length")
     assert [one is None for one in lengths] in ([True, True], [False, False])
     if lengths[0] is not None:
         assert np.array_equal(*map(np.asarray, lengths))
-    if isinstance(getattr(dataset, "columns", None), Sequence):
-        assert packed.columns == tuple(dataset.columns)
-    for row in range(len(dataset)) if callable(getattr(dataset, "path", None)) else ():
-        assert packed.path(row) == dataset.path(row)
-    if hasattr(dataset, "text_lengths"):
+    assert [path_of(packed, row) for row in range(9)] == [path_of(dataset, row) for row in range(9)]
+    if has:
         for length in (len, lambda text: len(text.encode())):
             kept = f"{length(chr(233))} bytes"
             for again in range(2):
                 found = packed.text_lengths(length, kept)
                 assert found.tolist() == dataset.text_lengths(length, kept).tolist(), again
-    if hasattr(dataset, "check"):
-        with pytest.raises(ConfigError, match=r"check the dataset itself"):
-            packed.check(0)
 
 
 @pytest.mark.one_in(13)
@@ -258,9 +244,9 @@ def test_so_does_that_of_a_persons_own_dataset(tmp_path):
     same_answers(Told(), packed(Told(), tmp_path))
 
 
-def test_texts_that_the_pack_has_not_are_not_counted(tmp_path):
-    found = packed(Unclear(), tmp_path)
-    with pytest.raises(ConfigError, match="no field with the texts"):
+def test_of_several_texts_none_is_guessed(tmp_path):
+    found = packed(Several(), tmp_path)
+    with pytest.raises(ConfigError, match=r"data\.packed: .* the pack have 2 texts"):
         found.text_lengths(len, "characters")
 
 
@@ -278,15 +264,7 @@ def test_a_filter_of_a_pack_answers_as_that_of_the_dataset(tmp_path):
     same_answers(dataset, packed)
 
 
-def test_a_pack_is_checked_unless_the_dataset_looks_for_damage_itself(tmp_path, capsys):
+def test_a_pack_is_checked(tmp_path, capsys):
     images = "dataset=image_folder", f"dataset.root={write_images(tmp_path / 'data')}"
-    gone = [
-        f"~dataset.{key}" for key in ("root", "count", "size", "seed", "val_fraction", "reader")
-    ]
-    own = "--trust=tests", f"dataset._target_={__name__}.Told", *gone, "transform=none"
-    common = "task=check", AUTO, f"cache_dir={tmp_path}/cache", "loader.num_workers=1"
-    done = run(capsys, *images, *common)
+    done = run(capsys, *images, "task=check", AUTO, f"cache_dir={tmp_path}/cache")
     assert (done.code, done.out.splitlines()[0]) == (0, "12 samples, nothing wrong with them")
-    done = run(capsys, *own, *common, f"run_dir={tmp_path}/run")
-    assert (done.code, (tmp_path / "run").exists()) == (2, False), done.err
-    assert "data.packed: damage that reading does not show" in done.err

@@ -269,11 +269,14 @@ def test_training_on_packed_data_ends_as_on_the_files(capsys, tmp_path, images):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: os.truncate(folder / "image.npy", 2000), "image.npy.*cut off.*Delete"),
+        (
+            lambda folder: os.truncate(folder / "image.npy", 2000),
+            "image.npy.*2000 bytes.*Delete",
+        ),
         (lambda folder: (folder / "label.npy").unlink(), r"label\.npy.*No such file"),
         (lambda folder: (folder / "pack.json").write_text("{"), r"json.*damaged|damaged.*json"),
         (lambda folder: (folder / "pack.json").unlink(), "has no packed data.*task=pack"),
-        (lambda folder: (folder / "pack.json").write_text("{}"), "does not describe"),
+        (lambda folder: (folder / "pack.json").write_text("{}"), "version None, not 3"),
     ],
 )
 def test_a_damaged_pack_is_refused(tmp_path, change, message):

@@ -7,119 +7,224 @@
     landmarks.canvas.npy    int32[N, 2]: height and width of each one's picture (points, boxes)
     table.*                 what the dataset tells besides its samples (packed.py)
 
-Writing takes memory for a batch, opening 0.1 ms a file of any size; processes share the pages. At
-an address, numbers of large fields are read row by row, and everything else is fetched whole.
+Values come back to the bit, in one copy each way. Opening takes 0.1 ms a file of any size;
+processes share the pages. At an address, numbers of large fields are read row by row, and
+everything else is fetched whole.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
+import math
 import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
+from torchvision import tv_tensors
 
 from penstock import program
-from penstock.addons.packs.fields import Column, Field, Numbers, difference
 from penstock.addons.storage.files import RecordFiles, Spans
 from penstock.datasets.files import Files, Root, open_root
 from penstock.errors import DataError
-from penstock.loading.collate import Ragged
+from penstock.files.disk import write_atomically
+from penstock.loading.collate import Mismatch, Ragged
+from penstock.loading.encoded import EncodedImage, allocate
 
-VERSION = 2
-RECORD = "pack.json"
-_KIND = "penstock pack"
-_REMEDY = "Delete the pack's folder to make it again (data.packed=auto, or task=pack)."
-_WHOLE = 1 << 20  # bytes of a file at an address that is fetched whole
-_HEADER = 256  # bytes; room for a shape that is known only at the end
-_PIECE = 4 << 20  # bytes that are written at once
-_CONTENT = ("str", "bytes", "file")
+Numbers = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 
-
-class NpyStream:
-    """A `.npy` file of numbers of one type, which is written row by row."""
-
-    def __init__(self, path: Path, dtype: str) -> None:
-        self.dtype = np.dtype(dtype)
-        self._file = path.open("xb", buffering=_PIECE)
-        self._file.write(bytes(_HEADER))
-
-    def append(self, numbers: Numbers) -> None:
-        """Add numbers."""
-        self._file.write(np.ascontiguousarray(numbers).reshape(-1).view(np.uint8).data)
-
-    def finish(self, shape: tuple[int, ...]) -> None:
-        """Write the header and flush the file to the disk."""
-        fields = {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
-        start = np.lib.format.MAGIC_PREFIX + bytes([1, 0]) + struct.pack("<H", _HEADER - 10)
-        self._file.seek(0)
-        self._file.write(start + repr(fields).encode().ljust(_HEADER - 11) + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-
-    def close(self) -> None:
-        """Close the file as it is."""
-        self._file.close()
+VERSION = 3
+RECORD = "pack.json"
+_REMEDY = "Delete the pack's folder to make it again (data.packed=auto, or task=pack)."
+_WHOLE = 1 << 20  # bytes of a file at an address that is fetched whole
+# Bytes before the numbers of a field. The header is written over them at the end, when the number
+# of rows is known, and rows at an address are found without a look at it.
+_HEADER = 256
+# Python's own types: kind, dtype, dimensions, torchvision's type. A text is its bytes in UTF-8.
+_PLAIN: dict[type, tuple[str, str, int, str]] = {
+    bool: ("bool", "|b1", 0, ""),
+    int: ("int", "<i8", 0, ""),
+    float: ("float", "<f8", 0, ""),
+    str: ("str", "|u1", 1, ""),
+    bytes: ("bytes", "|u1", 1, ""),
+    EncodedImage: ("file", "|u1", 1, "Image"),
+}
+_CONTENT = ("str", "bytes", "file")
+_TYPES = {
+    name: getattr(tv_tensors, name)
+    for name in ("Image", "Video", "Mask", "KeyPoints", "BoundingBoxes")
+    if hasattr(tv_tensors, name)  # an older torchvision has no KeyPoints
+}
 
 
-class _FieldStreams:
-    """The files of a field."""
+@dataclass(frozen=True)
+class Field:
+    """One field of every sample.
 
-    def __init__(self, folder: Path, name: str, field: Field, even: bool) -> None:
-        self.field, self.name, self._folder = field, name, folder
-        dtypes = {"": field.dtype, ".offsets": "<i8", ".shapes": "<i4"}
-        if field.has_canvas:
-            dtypes[".canvas"] = "<i4"
-        self.streams = {
-            suffix: NpyStream(folder / f"{name}{suffix}.npy", dtype)
-            for suffix, dtype in dtypes.items()
-        }
-        self.streams[".offsets"].append(np.zeros(1, np.int64))
-        # Text and files are read by offsets even where all have one length.
-        self._even, self._end = even and field.kind not in _CONTENT, 0
-        self._first: tuple[int, ...] | None = None
+    Attributes:
+        name: its key in a sample.
+        kind: "tensor", "array" (numpy's), "scalar" (numpy's), "int", "float", "bool", "str",
+            "bytes" or "file" (an EncodedImage).
+        dtype: of its numbers, as numpy writes it; "|u1" for text and files.
+        ndim: dimensions of one value.
+        type: torchvision's type: "Image", "KeyPoints" ...; "" for none.
+        attributes: of that type, such as {"format": "XYXY"}.
+        file: in a pack, the file of its numbers, without the ending.
+        shape: in a pack, of the stored numbers of a sample; None where samples have several.
+    """
 
-    def append(self, column: Column) -> None:
-        shapes = column.shapes
-        if self._first is None:
-            self._first = tuple(shapes[0].tolist())
-        self._even = self._even and bool((shapes == np.array(self._first)).all())
-        ends = self._end + np.cumsum(shapes.prod(axis=1, dtype=np.int64))
-        self._end = int(ends[-1])
-        self.streams[""].append(column.numbers.numpy())
-        self.streams[".offsets"].append(ends)
-        self.streams[".shapes"].append(shapes)
-        if column.canvases is not None:
-            self.streams[".canvas"].append(column.canvases)
+    name: str
+    kind: str
+    dtype: str
+    ndim: int
+    type: str = ""
+    attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    file: str = ""
+    shape: Sequence[int] | None = None
 
-    def finish(self, count: int) -> dict[str, Any]:
-        """Write the headers; returns the field's entry in pack.json."""
-        shapes = {
-            "": (count, *(self._first or ())) if self._even else (self._end,),
-            ".offsets": (count + 1,),
-            ".shapes": (count, self.field.ndim),
-            ".canvas": (count, 2),
-        }
-        for suffix, stream in self.streams.items():
-            stream.finish(shapes[suffix])
-            if self._even and suffix in (".offsets", ".shapes"):
-                (self._folder / f"{self.name}{suffix}.npy").unlink()
-        return {"file": self.name, "even": self._even, **dataclasses.asdict(self.field)}
+    def __str__(self) -> str:
+        shown = f"{self.type or self.kind} of {np.dtype(self.dtype)}, {self.ndim} dimension(s)"
+        return f"{shown} {dict(self.attributes) or ''}".rstrip()
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether numbers [C, H, W] are stored as [H, W, C].
+
+        Decoders give images so, torchvision resizes that layout fastest, and each row of a crop is
+        one run of bytes.
+        """
+        return self.type == "Image" and self.ndim == 3
+
+    def tensor(self, stored: Numbers) -> torch.Tensor:
+        """Stored numbers [..., *shape] as the tensor that a sample or a batch of them holds."""
+        made = torch.from_numpy(stored)
+        return made.movedim(-1, -3) if self.channels_last else made
+
+    def value(self, stored: Numbers, canvas: Sequence[int] | None = None) -> Any:
+        """The numbers of one sample as the value that it had; they are shared."""
+        if self.kind != "tensor":
+            return stored[()] if self.kind == "scalar" else stored
+        size = {} if canvas is None else {"canvas_size": tuple(canvas)}
+        tensor = self.tensor(stored)
+        return _TYPES[self.type](tensor, **self.attributes, **size) if self.type else tensor
+
+
+def describe(sample: Mapping[str, Any]) -> dict[str, Field]:
+    """The fields of a sample; raises DataError if one cannot be stored."""
+    return {str(name): _field(str(name), value) for name, value in sample.items()}
+
+
+def _field(name: str, value: Any) -> Field:
+    kind, is_plain = type(value), type(value) in (torch.Tensor, torch.nn.Parameter)
+    if kind in _PLAIN:
+        return Field(name, *_PLAIN[kind])
+    # numpy has no bfloat16, so such numbers would come back as others.
+    if (is_plain or kind in _TYPES.values()) and value.dtype != torch.bfloat16:
+        known = {} if is_plain else {key: getattr(v, "value", v) for key, v in vars(value).items()}
+        known.pop("canvas_size", None)  # samples have several
+        type_ = "" if is_plain else kind.__name__
+        return Field(name, "tensor", _numpy(value).dtype.str, value.ndim, type_, known)
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
+        word = "array" if isinstance(value, np.ndarray) else "scalar"
+        return Field(name, word, value.dtype.str, value.ndim)
+    what = f"a {kind.__name__}" + (f" of {value.dtype}" if hasattr(value, "dtype") else "")
+    raise DataError(
+        f"field {name!r} is {what}, which cannot be packed; make it a tensor, an array, a number "
+        "or text"
+    )
+
+
+def _numpy(value: torch.Tensor) -> Numbers:
+    return value.detach().as_subclass(torch.Tensor).cpu().numpy()
+
+
+@dataclass
+class Column:
+    """The numbers of one field of several samples, concatenated.
+
+    Attributes:
+        numbers: uint8[bytes of all].
+        shapes: as they are stored, int32[B, ndim].
+        canvases: height and width of each value's picture, int32[B, 2]; None if it has none.
+    """
+
+    numbers: torch.Tensor
+    shapes: npt.NDArray[np.int32]
+    canvases: npt.NDArray[np.int32] | None = None
+
+    @property
+    def offsets(self) -> Indices:
+        """Where the numbers of each value begin, and where they end: int64[B + 1]."""
+        return np.concatenate([[0], np.cumsum(self.shapes.prod(axis=1, dtype=np.int64))])
+
+
+class Unlike(Mismatch):
+    """A sample of a batch, by its place, whose fields are not those of the pack."""
+
+    def __init__(self, name: str, row: int, field: Field | None, before: Field | None) -> None:
+        reason = f"field {name!r} is {field} and was {before} before"
+        DataError.__init__(self, f"cannot be packed with those before it: {reason}")
+        self.rows = 0, row
+
+
+class Encode:
+    """Samples with these fields to a `Column` for each: a collate function; raises `Unlike`."""
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self.fields = fields
+
+    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
+        was = self.fields
+        for row, sample in enumerate(samples):
+            now = describe(sample)
+            unlike = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+            if unlike:
+                raise Unlike(unlike[0], row, now.get(unlike[0]), was.get(unlike[0]))
+        return {n: column(of, [sample[n] for sample in samples]) for n, of in self.fields.items()}
+
+
+def column(field: Field, values: Sequence[Any]) -> Column:
+    """The values of a field of several samples."""
+    arrays = [_stored(field, value) for value in values]
+    shapes = np.array([array.shape for array in arrays], np.int32).reshape(len(arrays), field.ndim)
+    with_canvas = [value.canvas_size for value in values if hasattr(value, "canvas_size")]
+    # Memory that a worker shares: the process that writes the pack gets it without a copy.
+    numbers = allocate((sum(array.nbytes for array in arrays),), np.dtype(np.uint8))
+    flat = [array.reshape(-1) for array in arrays]
+    np.concatenate(flat, out=numbers.numpy().view(field.dtype))
+    return Column(numbers, shapes, np.array(with_canvas, np.int32) if with_canvas else None)
+
+
+def _stored(field: Field, value: Any) -> Numbers:
+    """The numbers of a value in the stored layout; a view if possible."""
+    match field.kind:
+        case "tensor":
+            array = _numpy(value)
+            return np.moveaxis(array, -3, -1) if field.channels_last else array
+        case "str":
+            # Names of files may hold bytes that are no UTF-8.
+            return np.frombuffer(value.encode("utf-8", "surrogateescape"), np.uint8)
+        case "file":
+            return np.frombuffer(value.content, np.uint8)
+        case "bytes":
+            return np.frombuffer(value, np.uint8)
+    return np.asarray(value, field.dtype)
 
 
 class PackWriter:
     """Writes a pack into an empty folder, for samples with these fields.
+
+    Numbers are written as they come. What says where each row lies is kept until the end: 4 bytes a
+    row and dimension.
 
     Args:
         ragged: fields that are stored as values of unequal shapes even where all have one.
@@ -128,39 +233,60 @@ class PackWriter:
     def __init__(
         self, folder: Path, fields: Mapping[str, Field], ragged: Sequence[str] = ()
     ) -> None:
-        self.folder, self.fields, self.count = folder, dict(fields), 0
-        self._streams: dict[str, _FieldStreams] = {}
-        taken = {"table"}
-        for number, (name, field) in enumerate(fields.items()):
-            plain = re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name) and name.lower() not in taken
-            file = name if plain else f"field-{number}"
-            taken.add(file.lower())
-            self._streams[name] = _FieldStreams(folder, file, field, name not in ragged)
+        self.folder, self.fields, self.count = folder, fields, 0
+        # Text and files are read by offsets even where all have one length.
+        self._ragged = {*ragged, *(name for name in fields if fields[name].kind in _CONTENT)}
+        self._files, self._parts = dict[str, BinaryIO](), list[Mapping[str, Column]]()
+        for number, name in enumerate(fields):
+            # In small letters, as there are disks that do not tell them from others.
+            plain = re.fullmatch("[a-z_][a-z0-9_]{0,60}", name) and name != "table"
+            path = folder / f"{name if plain else f'field-{number}'}.npy"
+            self._files[name] = path.open("xb", buffering=4 << 20)
+            self._files[name].write(bytes(_HEADER))
 
-    def append(self, columns: Mapping[str, Column], fields: Mapping[str, Field]) -> None:
-        """Add samples; raises DataError if they have no fields, or others than those before."""
-        reason = difference(self.fields, fields)
-        if reason or not columns:
-            raise DataError(reason or "the samples have no fields, so there is nothing to pack")
+    def append(self, columns: Mapping[str, Column]) -> None:
+        """Add samples."""
         for name, column in columns.items():
-            self._streams[name].append(column)
+            self._files[name].write(column.numbers.numpy().data)
+            column.numbers = torch.empty(0)
         self.count += len(next(iter(columns.values())).shapes)
+        self._parts.append(columns)
 
     def finish(self, record: Mapping[str, Any]) -> None:
         """Write the rest, and pack.json with the entries of `record` last."""
-        fields = [streams.finish(self.count) for streams in self._streams.values()]
-        sizes = {path.name: path.stat().st_size for path in sorted(self.folder.iterdir())}
-        head = {"kind": _KIND, "version": VERSION, "count": self.count}
-        with (self.folder / RECORD).open("x", encoding="utf-8") as file:
-            json.dump({**head, **record, "fields": fields, "files": sizes}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        fields = [asdict(self._finished(*named)) for named in self.fields.items()]
+        sizes = dict[str, int]()
+        for path in sorted(self.folder.iterdir()):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())  # pack.json must not be on the disk before they are
+            sizes[path.name] = path.stat().st_size
+        whole = {"version": VERSION, "count": self.count, **record}
+        content = json.dumps({**whole, "fields": fields, "files": sizes}, indent=1)
+        write_atomically(self.folder / RECORD, content.encode())
+
+    def _finished(self, name: str, field: Field) -> Field:
+        """The field with its place, when the rest of its files is written."""
+        parts, file = [columns[name] for columns in self._parts], self._files[name]
+        column = Column(torch.empty(0), np.concatenate([part.shapes for part in parts]))
+        shape, stem = column.shapes[0].tolist(), Path(file.name).with_suffix("")
+        whole = (self.count, *shape)
+        if name in self._ragged or (column.shapes != column.shapes[0]).any():
+            shape, whole = None, (int(column.offsets[-1]),)
+            np.save(f"{stem}.offsets.npy", column.offsets)
+            np.save(f"{stem}.shapes.npy", column.shapes)
+        if parts[0].canvases is not None:
+            np.save(f"{stem}.canvas.npy", np.concatenate([part.canvases for part in parts]))
+        described = {"descr": field.dtype, "fortran_order": False, "shape": whole}
+        start = np.lib.format.MAGIC_PREFIX + bytes([1, 0]) + struct.pack("<H", _HEADER - 10)
+        file.seek(0)
+        file.write(start + repr(described).encode().ljust(_HEADER - 11) + b"\n")
+        file.close()
+        return replace(field, file=stem.name, shape=shape)
 
     def close(self) -> None:
         """Close files that are not finished."""
-        for streams in self._streams.values():
-            for stream in streams.streams.values():
-                stream.close()
+        for file in self._files.values():
+            file.close()
 
 
 class Pack:
@@ -182,31 +308,15 @@ class Pack:
 
     def __init__(self, folder: Root | Path | str, files: Files | None = None) -> None:
         at = folder if isinstance(folder, Root) else open_root(str(folder), "a pack", files)
-        self.folder, record = str(at), read_record(at)
-        sizes = record["files"]
-        if strange := [name for name in sizes if Path(name).name != name]:
-            raise damaged(self.folder, f"{strange[0]!r} leads out of the pack")
-        missing = at.first_missing([*sizes])
-        if missing is not None:
-            raise damaged(at.path([*sizes][missing]), "No such file")
+        self.folder, self.record = str(at), read_record(at)
+        self.fields = {entry["name"]: Field(**entry) for entry in self.record["fields"]}
+        self.count, self._maps = int(self.record["count"]), dict[str, Numbers]()
+        sizes = self.record["files"]
         self.files = RecordFiles.named(at, [*sizes])
-        for name, size, actual in zip(sizes, sizes.values(), self.files.sizes, strict=True):
-            if actual != size:
-                cut = "was cut off" if actual < size else "is longer than it was"
-                raise damaged(at.path(name), f"it {cut}: {actual} bytes instead of {size}")
-        self._open(record)
-
-    def _open(self, record: dict[str, Any]) -> None:
-        self.record, self.count = record, int(record["count"])
-        self.fields: dict[str, Field] = {}
-        self._stems: dict[str, str] = {}
-        self._even: dict[str, bool] = {}
-        for described in record["fields"]:
-            known = dict(described)
-            name = known["name"]
-            self._stems[name], self._even[name] = known.pop("file"), known.pop("even")
-            self.fields[name] = Field(**known)
-        self._maps: dict[str, Numbers] = {}
+        for number, size in enumerate(sizes.values()):
+            if self.files.sizes[number] != size:
+                reason = f"it has {self.files.sizes[number]} bytes, and was written with {size}"
+                raise damaged(self.files.addresses[number], reason)
 
     @classmethod
     def in_memory(
@@ -217,45 +327,23 @@ class Pack:
         **arrays: Numbers,
     ) -> Pack:
         """The same of columns that are written nowhere, for as long as they are needed."""
-        pack, maps = cls.__new__(cls), dict(arrays)
-        described = [
-            {"file": name, "even": name not in ragged, **vars(field)}
-            for name, field in fields.items()
-        ]
+        pack = cls.__new__(cls)
+        pack.folder, pack.files, pack.fields, pack._maps = "", RecordFiles([], []), {}, arrays
         for name, column in columns.items():
-            numbers, count = column.numbers.numpy().view(fields[name].dtype), len(column.shapes)
-            if name in ragged:
-                ends = np.cumsum(column.shapes.prod(axis=1, dtype=np.int64))
-                maps[f"{name}.offsets"] = np.concatenate([[0], ends])
-                maps[f"{name}.shapes"] = column.shapes
-            maps[name] = numbers if name in ragged else numbers.reshape(count, *column.shapes[0])
-        pack._open({"count": count, "fields": described, "files": {}})
-        pack.folder, pack.files, pack._maps = "", RecordFiles([], []), maps
+            shape = None if name in ragged else column.shapes[0].tolist()
+            whole = (-1,) if shape is None else (len(column.shapes), *shape)
+            pack.fields[name] = replace(fields[name], file=name, shape=shape)
+            arrays[name] = column.numbers.numpy().view(fields[name].dtype).reshape(whole)
+            arrays |= {f"{name}.offsets": column.offsets, f"{name}.shapes": column.shapes}
         return pack
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_maps": {}}  # a pickled map would hold all of the numbers
 
-    @property
-    def even(self) -> bool:
-        """Whether every field has one shape for all samples."""
-        return all(self._even.values())
-
-    def is_even(self, name: str) -> bool:
-        """Whether a field has one shape for all samples."""
-        return self._even[name]
-
-    def _number(self, stem: str) -> int:
-        """The number of a file among `files`."""
-        try:
-            return self.files.names.index(f"{stem}.npy")
-        except ValueError:
-            raise damaged(self.folder, f"{RECORD} names no file '{stem}.npy'") from None
-
     def array(self, stem: str) -> Numbers:
         """The `.npy` file of that name (without its ending), mapped, not read."""
         if stem not in self._maps:
-            number = self._number(stem)
+            number = self.files.names.index(f"{stem}.npy")
             try:
                 mapped = np.load(self.files.path(number), mmap_mode="r", allow_pickle=False)
             except (OSError, ValueError, EOFError) as error:
@@ -264,112 +352,84 @@ class Pack:
             self._maps[stem] = mapped.view(np.ndarray)
         return self._maps[stem]
 
-    def _is_spread(self, name: str) -> bool:
-        """Whether the numbers of a field are fetched row by row."""
-        far = self.files.is_remote and self.count > 0
-        return far and bool(self.files.sizes[self._number(self._stems[name])] >= _WHOLE)
+    def _spans(self, name: str, rows: Indices) -> Spans | None:
+        """What of a file at an address the rows of a field are read from; None: it is mapped."""
+        field, files = self.fields[name], self.files
+        number = files.names.index(f"{field.file}.npy") if files.is_remote else 0
+        if not files.is_remote or files.sizes[number] < _WHOLE:
+            return None
+        starts, shapes = self._located(name, rows)
+        size, stops = np.dtype(field.dtype).itemsize, starts + shapes.prod(axis=1)
+        return Spans(np.full(len(rows), number), _HEADER + starts * size, _HEADER + stops * size)
 
-    def _shapes(self, name: str, indices: Indices) -> Indices:
-        """The shapes of rows: int64[n, ndim]."""
-        stem = self._stems[name]
-        if not self._even[name]:
-            return self.array(f"{stem}.shapes")[indices].astype(np.int64)
-        shape = self._head(stem)[0] if self._is_spread(name) else self.array(stem).shape
-        return np.broadcast_to(np.array(shape[1:], np.int64), (len(indices), len(shape) - 1))
+    def _located(self, name: str, rows: Indices) -> tuple[Indices, Indices]:
+        """Where the numbers of rows begin among those of a field, int64[n], and their shapes."""
+        field = self.fields[name]
+        if field.shape is None:
+            shapes = self.array(f"{field.file}.shapes")[rows].astype(np.int64)
+            return self.array(f"{field.file}.offsets")[rows], shapes
+        shapes = np.broadcast_to(np.array(field.shape, np.int64), (len(rows), field.ndim))
+        return rows * math.prod(field.shape), shapes
 
-    def _head(self, stem: str) -> tuple[tuple[int, ...], int]:
-        """The shape of a file at an address, and the byte at which its numbers begin."""
-        key = f"{stem}.head"
-        if key not in self._maps:
-            head = io.BytesIO(bytes(self.files.at(self._number(stem), 0, _HEADER)))
-            np.lib.format.read_magic(head)
-            shape, _, _ = np.lib.format.read_array_header_1_0(head)
-            self._maps[key] = np.array([*shape, head.tell()])
-        *shape, start = self._maps[key].tolist()
-        return tuple(shape), start
-
-    def spans(self, name: str, indices: Indices) -> Spans:
-        """Where the numbers of a field lie in their file, for rows int64[n]."""
-        stem, size = self._stems[name], np.dtype(self.fields[name].dtype).itemsize
-        if self._even[name]:
-            width = int(self._shapes(name, indices[:1]).prod())
-            starts, stops = indices * width, (indices + 1) * width
-        else:
-            offsets = self.array(f"{stem}.offsets")
-            starts, stops = offsets[indices], offsets[indices + 1]
-        first = self._head(stem)[1]
-        numbers = np.full(len(indices), self._number(stem))
-        return Spans(numbers, first + starts * size, first + stops * size)
-
-    def want(self, indices: Indices) -> float:
+    def want(self, rows: Indices) -> float:
         """Rows are read soon: fetch what is missing of them; their part of `files.ahead`."""
-        spread = [name for name in self.fields if self._is_spread(name)]
-        return sum(self.files.want(self.spans(name, indices)) for name in spread)
+        spans = [self._spans(name, rows) for name in self.fields]
+        return sum(self.files.want(each) for each in spans if each is not None)
 
-    def places(self, name: str, indices: Indices) -> tuple[Numbers, Indices, Indices]:
+    def places(self, name: str, rows: Indices) -> tuple[Numbers, Indices, Indices]:
         """Numbers of a field, 1-D, and for rows int64[n]: their offsets in these, int64[n], and
         shapes, int64[n, ndim]. On this machine the numbers are all there are, and not copied."""
-        shapes = self._shapes(name, indices)
-        if self._is_spread(name):
-            content = bytearray().join(self.files.read(self.spans(name, indices)))
-            sizes = shapes.prod(axis=1)
-            numbers = np.frombuffer(content, self.fields[name].dtype)
-            return numbers, np.cumsum(sizes) - sizes, shapes
-        array = self.array(self._stems[name])
-        if self._even[name]:
-            return array.reshape(-1), indices * int(np.prod(array.shape[1:])), shapes
-        return array, self.array(f"{self._stems[name]}.offsets")[indices], shapes
+        starts, shapes = self._located(name, rows)
+        spans = self._spans(name, rows)
+        if spans is None:
+            return self.array(self.fields[name].file).reshape(-1), starts, shapes
+        content, sizes = bytearray().join(self.files.read(spans)), shapes.prod(axis=1)
+        return np.frombuffer(content, self.fields[name].dtype), np.cumsum(sizes) - sizes, shapes
 
-    def rows(self, name: str, indices: Indices) -> Numbers:
+    def rows(self, name: str, rows: Indices) -> Numbers:
         """The numbers of a field of one shape, int64[n] -> [n, *shape], in one copy."""
-        if self._is_spread(name):
-            numbers, _, shapes = self.places(name, indices)
-            return numbers.reshape(len(indices), *shapes[0])
-        array = self.array(self._stems[name])
-        if array[:1].nbytes < 1 << 14:
-            return np.take(array, indices, axis=0)
-        # Large rows are read in the order in which they lie on the disk.
-        out = np.empty((len(indices), *array.shape[1:]), array.dtype)
-        for number in np.argsort(indices, kind="stable").tolist():
-            out[number] = array[indices[number]]
-        return out
+        if self._spans(name, rows[:0]) is None:
+            return np.take(self.array(self.fields[name].file), rows, axis=0)
+        numbers, _, shapes = self.places(name, rows)
+        return numbers.reshape(len(rows), *shapes[0])
 
-    def each(self, name: str, indices: Indices) -> list[Numbers]:
-        """Copies of the numbers of a field, an array for each row."""
-        numbers, starts, shapes = self.places(name, indices)
-        found = zip(starts.tolist(), shapes.prod(axis=1).tolist(), shapes.tolist(), strict=True)
-        return [np.array(numbers[at : at + size]).reshape(shape) for at, size, shape in found]
+    def _each(self, name: str, rows: Indices) -> list[Numbers]:
+        if self.fields[name].shape is not None:
+            return [np.asarray(row) for row in self.rows(name, rows)]
+        numbers, starts, shapes = self.places(name, rows)
+        sizes = zip(starts.tolist(), shapes.prod(axis=1).tolist(), shapes.tolist(), strict=True)
+        return [np.array(numbers[at : at + size]).reshape(shape) for at, size, shape in sizes]
 
-    def texts(self, stem: str, indices: Indices) -> list[str]:
-        """Texts that lie in the files `stem`."""
+    def values(self, name: str, rows: Indices) -> list[Any]:
+        """The values of a field for rows, int64[n]; of image files, their bytes."""
+        field = self.fields[name]
+        if field.kind in ("int", "float", "bool"):
+            return list(self.rows(name, rows).tolist())
+        if field.kind in _CONTENT:
+            contents = self._contents(name, rows)
+            if field.kind != "str":
+                return contents
+            return [content.decode("utf-8", "surrogateescape") for content in contents]
+        if field.type not in ("KeyPoints", "BoundingBoxes"):
+            return [field.value(stored) for stored in self._each(name, rows)]
+        canvases = self.array(f"{field.file}.canvas")[rows].tolist()
+        return [*map(field.value, self._each(name, rows), canvases)]
+
+    def _contents(self, name: str, rows: Indices) -> list[bytes]:
+        stem, spans = self.fields[name].file, self._spans(name, rows)
+        if spans is not None:
+            return [*map(bytes, self.files.read(spans))]
         offsets = self.array(f"{stem}.offsets")
         parts = [None, pa.py_buffer(offsets), pa.py_buffer(self.array(stem))]
         everything = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, parts)
         # Arrow gathers texts in a third of the time of a slice for each; but it imports pandas to
         # take rows of an array of numpy, so they come as Arrow's.
-        rows = pa.Array.from_buffers(
-            pa.int64(), len(indices), [None, pa.py_buffer(np.ascontiguousarray(indices, np.int64))]
-        )
-        contents = everything.take(rows).to_pylist()
-        return [content.decode("utf-8", "surrogateescape") for content in contents]
+        chosen = [None, pa.py_buffer(np.ascontiguousarray(rows, np.int64))]
+        taken = everything.take(pa.Array.from_buffers(pa.int64(), len(rows), chosen))
+        contents: list[bytes] = taken.to_pylist()
+        return contents
 
-    def values(self, name: str, indices: Indices) -> list[Any]:
-        """The values of a field for rows, int64[n]; of image files, their bytes."""
-        field = self.fields[name]
-        if field.kind == "str" and not self._is_spread(name):
-            return self.texts(self._stems[name], indices)
-        if field.kind in ("int", "float", "bool"):
-            return list(self.rows(name, indices).tolist())
-        canvases: Sequence[Any] = [None] * len(indices)
-        if field.has_canvas:
-            canvases = self.array(f"{self._stems[name]}.canvas")[indices].tolist()
-        if self._even[name]:
-            stored = [np.asarray(row) for row in self.rows(name, indices)]
-        else:
-            stored = self.each(name, indices)
-        return [field.value(*pair) for pair in zip(stored, canvases, strict=True)]
-
-    def gathered(self, name: str, indices: Indices) -> torch.Tensor | Ragged | list[Any]:
+    def gathered(self, name: str, rows: Indices) -> torch.Tensor | Ragged | list[Any]:
         """A field of a batch: [n, ...], lists of unequal lengths, or texts.
 
         Raises:
@@ -377,10 +437,10 @@ class Pack:
         """
         field = self.fields[name]
         if field.kind in _CONTENT:
-            return self.values(name, indices)
-        if self._even[name]:
-            return field.tensor(self.rows(name, indices))
-        numbers, starts, shapes = self.places(name, indices)
+            return self.values(name, rows)
+        if field.shape is not None:
+            return field.tensor(self.rows(name, rows))
+        numbers, starts, shapes = self.places(name, rows)
         if (shapes[:, 1:] != shapes[:1, 1:]).any():
             raise DataError(f"field {name!r} has rows of several shapes: {shapes.tolist()[:8]}")
         sizes = shapes.prod(axis=1)
@@ -390,9 +450,9 @@ class Pack:
         return Ragged(values, torch.from_numpy(shapes[:, 0].copy()))
 
 
-def damaged(path: Path | str, reason: object) -> DataError:
+def damaged(path: str, reason: object) -> DataError:
     """The error of a pack that is not as it was written."""
-    return DataError(f"packed data is damaged: {str(path)!r}: {reason}. {_REMEDY}")
+    return DataError(f"packed data is damaged: {path!r}: {reason}. {_REMEDY}")
 
 
 def is_pack(folder: Path) -> bool:
@@ -402,20 +462,17 @@ def is_pack(folder: Path) -> bool:
 
 def read_record(folder: Root) -> dict[str, Any]:
     """The content of a pack.json."""
-    name = folder.path(RECORD)
     if folder.first_missing([RECORD]) is not None:
         raise DataError(
             f"{str(folder)!r} has no packed data: there is no {RECORD!r}. "
             f"`{program.text('task=pack')}` makes some."
         )
     try:
-        record = json.loads(folder.read(RECORD, lambda path, _: Path(path).read_bytes()))
+        content = folder.read(RECORD, lambda path, _: Path(path).read_bytes())
+        record: dict[str, Any] = json.loads(content)
     except (OSError, ValueError) as error:
-        raise damaged(name, error) from error
-    if not isinstance(record, dict) or record.get("kind") != _KIND:
-        raise DataError(f"{name!r} does not describe packed data")
+        raise damaged(folder.path(RECORD), error) from error
     if record.get("version") != VERSION:
-        raise DataError(
-            f"{name!r} has version {record.get('version')} of packed data, not {VERSION}. {_REMEDY}"
-        )
+        what = f"describes packed data of version {record.get('version')}, not {VERSION}"
+        raise DataError(f"{folder.path(RECORD)!r} {what}. {_REMEDY}")
     return record

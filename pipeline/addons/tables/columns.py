@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from penstock.addons.packs.fields import Column, Field
+from penstock.addons.packs.folder import Column, Field
 from penstock.addons.tables.kinds import (
     TableField,
     has_lengths,

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.addons.audio.reading import check_soundfile, read_audio, read_header
-from penstock.addons.packs.fields import Column
-from penstock.addons.packs.folder import Pack
+from penstock.addons.packs.folder import Column, Pack
 from penstock.addons.storage.files import RecordFiles, split_of
 from penstock.addons.storage.rows import ListedRows, TableRows, no_column
 from penstock.addons.tables.columns import Labels, Mask, converted, stored_field

@@ -153,7 +153,7 @@ class Parquet(TableDataset, Dataset[Sample]):
         try:
             for number, file, batch in source.batches(self._columns):
                 columns, wrong = self._converted(file, batch, labels)
-                writer.append(columns, self._stored)
+                writer.append(columns)
                 counts[number] += batch.num_rows
                 bad.append(wrong)
             if not sum(counts):
