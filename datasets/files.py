@@ -114,6 +114,7 @@ class Files:
         The path is to be opened by the function: it may be gone afterwards.
         """
         if is_remote(address):
+            # The version is looked up first, so that the cache never gives another version's bytes.
             return self.remote.file(self.remote.look(address), function)
         return function(str(local_file(address)))
 
@@ -226,6 +227,7 @@ def open_root(root: str, holds: str, files: Files | None = None) -> Root:
         return folder
     path = local_file(root)
     try:
+        # Opened, not only looked at: a folder may exist and not be readable.
         os.scandir(path).close()
     except OSError as error:
         wrong = {FileNotFoundError: "is missing", NotADirectoryError: "is not a folder"}
@@ -243,6 +245,7 @@ def walk(folder: Path) -> list[str]:
     or contains this one, is skipped, so loops end; one that may not be read, with a warning.
     """
     names: list[str] = []
+    # A link to a folder above would otherwise list everything once more.
     seen = {parent.stat()[1:3] for parent in folder.resolve().parents}
 
     def skipped(error: OSError) -> None:
@@ -252,6 +255,7 @@ def walk(folder: Path) -> list[str]:
         os.walk(folder, onerror=skipped, followlinks=True), None, f"listing {folder}"
     ):
         below = parent[len(str(folder)) + 1 :]
+        # In place: os.walk goes on with what is left in this list.
         folders[:] = sorted(name for name in folders if name[0] != ".")
         if (identity := Path(parent).stat()[1:3]) in seen:  # inode and device
             folders.clear()
@@ -351,11 +355,13 @@ def generated_folder(
     """
     if is_there(path):
         return
+    # On the same file system, or the renaming would be a copy that can be seen half done.
     temporary = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with lock(lock_beside(path), f"writes {path}"):
             if not is_there(path):
+                # What is there is of no use: damaged, or of a version that is gone.
                 shutil.rmtree(path, ignore_errors=True)
                 temporary.mkdir()
                 _log.info("writing %s, once; later runs read it", path)

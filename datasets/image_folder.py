@@ -96,6 +96,7 @@ class ImageFolder(FolderDataset):
                 "classes are one class: name the folder above."
             )
         check_classes(len(self.classes), str(whole), limits)
+        # Files beside the folders of classes, such as a README, are of no class.
         every = [name for name in self.folder.files() if "/" in name]
         # Both splits of an undivided folder skip the same files: one of them warns.
         warns = divided or split == "train"
@@ -110,6 +111,7 @@ class ImageFolder(FolderDataset):
                     f"{self.folder.path(name)!r}: the training split has no class {name!r} (it has "
                     f"{', '.join(self.classes[:8])}). Add it there or remove the folder."
                 )
+            # A class may have no file to validate; without one to train on it could not be learnt.
             if name not in there and split == "train":
                 raise DataError(
                     f"class {name!r}: {self.folder.path(name)!r} has no {self.holds}. Put some "

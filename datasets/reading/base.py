@@ -116,6 +116,7 @@ def table(columns: Mapping[str, Any], classes: Sequence[str] = ()) -> Table:
 
     made = pd.DataFrame(dict(columns))
     if classes:
+        # Codes and names once: a column of texts takes 60 bytes a row.
         made["class"] = pd.Categorical.from_codes(made["label"], pd.Index(classes))
     return made
 
@@ -209,6 +210,7 @@ def ranked(names: npt.NDArray[Any] | int, seed: int, labels: IntArray | None = N
     else:
         texts = (one if isinstance(one, bytes) else str(one).encode() for one in names.tolist())
         digests = (hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+        # Little-endian everywhere, so that every machine divides alike.
         numbers = np.frombuffer(b"".join(digests), dtype="<u8")
     keys = hash64_array(hash64(seed, "split"), numbers)
     if labels is None:

@@ -123,6 +123,7 @@ class DataParts:
 
     def with_statistics(self, node: Mapping[str, Any]) -> Mapping[str, Any]:
         """A step with the training split's statistics or vocabulary instead of "dataset"."""
+        # It is made of the training split, so that the build knows what a step by itself cannot.
         if node.get("vocabulary") == "dataset":
             from penstock.addons.tokens import byte_pairs
 
@@ -175,6 +176,7 @@ class Split:
             dataset = packing.opened(self)
         else:
             dataset = self.read(lazy=self.decodes)
+        # Before filters: they may leave a class without rows, and its number stays.
         if hasattr(dataset, "classes") or hasattr(dataset, "datasets"):
             from penstock.addons.splits.division import check_classes
 
@@ -205,6 +207,7 @@ class Split:
             "limits": self.config.limits,
             "files": partial(options, self.config, "files"),
             "class_names": (
+                # Reading the training split's classes lists its folder; other datasets never do it.
                 "class_names" in arguments(called(node))
                 and (
                     self.data.recorded
@@ -244,6 +247,7 @@ class Split:
             name: make(self.data.with_statistics(node), f"transform.{self.steps}.{name}")
             for name, node in self._steps(self.steps).items()
         }
+        # What a turn or a crop brings in from outside of a mask must not count in the loss.
         if (ignored := self.config.objective.get("ignored")) is not None:
             for step in steps.values():
                 fill_masks(step, ignored)
@@ -278,6 +282,7 @@ class Split:
             ConfigError: an epoch has no batch, or nothing tells what rows cost.
         """
         config, trainer, dataset = self.config, self.config.trainer, self.dataset
+        # Dropped rows would make a measurement depend on the batch size.
         tail = config.batch.tail if self.is_train else "keep"
         limits: dict[str, Any] = {
             "together": self.batch_transform.together,
@@ -290,6 +295,7 @@ class Split:
             from penstock.addons.filters.expressions import costs_of
 
             costs = costs_of(self)
+        # A stream's order is its own; the sampler can only shuffle a buffer of it.
         if is_stream(dataset):
             stream = StreamOrder(config.seed)
             if self.is_train and called(config.sampler) is StreamOrder:
@@ -353,6 +359,7 @@ class Split:
     @property
     def _tokenizer(self) -> Any:
         """The step whose tokens are the lengths that the sampler chooses by; None without one."""
+        # A text's length in characters says little of its tokens, which are what costs.
         counts = "length" in _columns_read(self.config.sampler)
         return next(
             (s for s in self.transform.steps.values() if hasattr(s, "counting") and counts), None
@@ -390,6 +397,7 @@ class Split:
             raise ConfigError(
                 Problem("collate", "Single takes one sample, and batch.size more; set it to null")
             )
+        # Ours take named fields and know padding; a person's get what their dataset gave.
         if target.__module__.startswith("penstock."):
             return made
         fields = self.data.fields
@@ -408,6 +416,7 @@ class Split:
         if of_batch:
             from penstock.transforms.image_decoding import fused
 
+            # One pass over the pixels and not two: decoding can normalise and flip while it writes.
             transform, of_batch = fused(transform, of_batch)
         bad = quarantine.policy(
             config.bad_samples.on_error,

@@ -37,6 +37,7 @@ class TrainingParts:
     def model(self) -> nn.Module:
         """A new model on the CPU; its weights follow from the seed."""
         with scope():
+            # A purpose of its own: more draws by the data change no weight.
             seed_global(hash64(self.config.seed, "weights"))
             return self.data.make_with_facts("model", self.config.model, nested=False)
 
@@ -59,6 +60,7 @@ class TrainingParts:
         if any([*trainer.warm_start.values(), *trainer.freeze.values()]) or trainer.recompute:
             from penstock.training import finetuning
 
+            # Imported late: most runs train all weights from scratch.
             finetuning.prepare(self.config, model, begins)
         return model
 
@@ -86,6 +88,7 @@ class TrainingParts:
                         f"{', '.join(parts) or 'no parts'}",
                     )
                 )
+            # Frozen weights without gradients would still decay under AdamW.
             params = [weight for weight in parts[name].parameters() if weight.requires_grad]
             if any(self.config.trainer.freeze.values()) or self.config.trainer.groups:
                 from penstock.training import finetuning
@@ -106,8 +109,11 @@ class TrainingParts:
         node = self.config.scheduler
         if node is None:
             return None
+        # The scheduler begins after the warm-up and is told what is left, under torch's three
+        # names.
         warm = warmup_steps(self.config.schedule.warmup, total_steps)
         supply = dict.fromkeys(("total_steps", "T_max", "total_iters"), total_steps - warm)
+        # Lists such as OneCycleLR's max_lr have a value for each group of weights.
         own = of_each_group(node, optimizer)
         return with_warmup(
             optimizer, warm, lambda inner: make(own, "scheduler", {"optimizer": inner, **supply})

@@ -110,15 +110,18 @@ class RowFetch:
         # Below 2^63, so that torch.initial_seed() fits into a tensor.
         seeds = [key >> 1 for key in sample_keys(request.seed, 0, positions).tolist()]
         if self.batched and (many := getattr(self.dataset, "__getitems__", None)):
+            # The dataset decides in which order it reads; the first sample's seed stands for all.
             self._seeding.seed(seeds[0])
             samples = many(keys)
         else:
+            # Locals: this loop is all that a batch of tiny rows costs.
             samples, cell, begin = [], worker_status.current.cell, self._seeding.seed
             cell[worker_status.STAGE] = worker_status.READ
             for slot, (key, seed) in enumerate(zip(keys, seeds, strict=False)):
                 cell[worker_status.PLACE] = slot
                 begin(seed)
                 samples.append(self.dataset[key])
+        # What collating draws must not depend on the last sample.
         begin_sample(None)
         worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
         return self.collate(samples if self.batched else samples[0])
@@ -151,6 +154,7 @@ class PartFetch:
         seed = request.seed + self.part
         info = WorkerInfo(id=self.part, num_workers=self.parts, seed=seed, dataset=self.dataset)
         with worker_info(info if self.parts else None):
+            # A batch that a dead worker had comes again, and records are only read forwards.
             if self._at[0] != request.epoch or self._at[1] > request.step:
                 self._open(request)
             for step in range(self._at[1], request.step + 1):
@@ -166,6 +170,7 @@ class PartFetch:
 
     def _open(self, request: Request) -> None:
         self._seed(request, 0)
+        # Once for a worker, as torch calls it, and again for one that replaces it.
         if self._at[0] < 0 and self.parts and self.init is not None:
             self.init(self.part)
         if isinstance(self.dataset, torch_data.IterDataPipe):  # as torch's workers do
@@ -200,6 +205,7 @@ class Position:
     finished: bool = False
 
     def add(self, request: Request) -> None:
+        # Parts deliver in turn, so the steps of the whole follow each other.
         self.ahead.append(self.step if self.parts else request.step)
         if self.parts:
             self.parts[request.start] = request.step + 1
@@ -271,6 +277,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
         for part in self._listeners():
             part.set_epoch(at.epoch)
         self._announced, self._latest, self._next = at.epoch, at, Position(at.epoch + 1)
+        # Orders are those of all ranks, which DistributedSampler divides; draws are a rank's own.
         key = hash64(self._seed(), "epoch", at.epoch)
         rank = distributed.get_rank() if distributed.is_initialized() else 0
         seed = (hash64(key, "rank", rank) if rank else key) >> 1
@@ -467,6 +474,7 @@ def _batches(
     """Batches as they come, of each part in turn."""
     first, live = list(at.parts or [0]), dict(enumerate(runs))
     with opened:
+        # A resumed part may be one batch ahead of another; the turn begins with the one behind.
         for number in count(min(first)):
             for part in [part for part in live if number >= first[part]]:
                 try:

@@ -74,6 +74,7 @@ class Fields:
         if sample is None:
             raise DataError("the sample is None; a dataset gives a dict, a tuple or a tensor")
         values = sample if isinstance(sample, (tuple, list)) else (sample,)
+        # A named tuple's own names beat those of the configuration, which are for bare positions.
         names = getattr(sample, "_fields", self.given) or self.of(len(values))
         if len(names) == 1 != len(values):
             values = (sample,)  # the name is that of the whole
@@ -185,11 +186,13 @@ def columns_of(dataset: Any, fields: Fields = NAMELESS) -> Columns:
         return {name: column[rows] for name, column in columns_of(dataset.dataset, fields).items()}
     if isinstance(dataset, ConcatDataset):
         parts = [columns_of(part, fields) for part in dataset.datasets]
+        # A column that one part lacks has no values for its rows.
         shared = [name for name in parts[0] if all(name in part for part in parts)]
         return {name: np.concatenate([part[name] for part in parts]) for name in shared}
     if isinstance(dataset, TensorDataset):
         named = zip(fields.of(len(dataset.tensors)), dataset.tensors, strict=True)
         return {name: tensor.cpu().numpy() for name, tensor in named if tensor.ndim == 1}
+    # Only arrays: a method or a list of the same name is none of ours.
     lengths: Any = getattr(dataset, "lengths", None)
     if hasattr(lengths, "dtype") and (
         lengths.dtype.kind not in "iu" or len(lengths) != len(dataset)
@@ -202,6 +205,7 @@ def columns_of(dataset: Any, fields: Fields = NAMELESS) -> Columns:
     columns = {"length": np.asarray(lengths)} if hasattr(lengths, "dtype") else {}
     for name in ("targets", "labels", "_labels"):
         values: Any = getattr(dataset, name, None)
+        # Some datasets have a method `labels`, or one value for all rows.
         listed = isinstance(values, (list, tuple, np.ndarray, torch.Tensor))
         first = np.asarray(values[:1]) if listed and len(values) == len(dataset) else np.empty(())
         if first.ndim == 1 and first.dtype.kind in "iuUbf":
@@ -244,6 +248,7 @@ def facts_of(dataset: Any, fields: Fields = NAMELESS) -> dict[str, int]:
     labels = columns.get("label", np.asarray(tensors[-1] if tensors else ()))
     count = len(classes_of(dataset)) or getattr(dataset, "num_classes", None) or 0
     if not count and labels.ndim == 1 and labels.size and labels.dtype.kind in "iu":
+        # -1 marks unlabelled rows in several of torchvision's datasets; then nothing is guessed.
         count = int(labels.max()) + 1 if labels.min() >= 0 else 0
     facts = {"num_classes": count, "num_outputs": count} if count else {}
     if tensors and tensors[0].ndim > 1:
@@ -259,6 +264,7 @@ def classes_of(dataset: object) -> list[str]:
         return classes_of(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
         names = [classes_of(part) for part in dataset.datasets]
+        # Parts that number their classes in different ways have none together.
         return names[0] if all(classes == names[0] for classes in names) else []
     classes = getattr(dataset, "classes", None)
     return [str(name) for name in classes] if isinstance(classes, (list, tuple)) else []

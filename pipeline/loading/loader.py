@@ -161,6 +161,7 @@ class Loader:
         self._transfer = Transfer(self.world.device) if pins and on_cuda else None
         self.workers = Workers(fetch, self.options, pins)
         self._ahead: Any = None  # `Ahead`, which is part of an add-on
+        # Data in a store; rows of this machine's disk are not asked for ahead.
         if isinstance(plan, Plan) and getattr(fetch.dataset, "want", None) is not None:
             from penstock.addons.storage.ahead import Ahead
 
@@ -202,6 +203,7 @@ class Loader:
         )
         if self._ahead is not None:
             self._ahead.move(epoch, start)
+        # Making workers counts as waiting: the consumer waits for it, too.
         asked = began = time.perf_counter()
         with self.workers.run(requests) as results:
             made = (result for _, result in results)
@@ -218,6 +220,8 @@ class Loader:
                         )
                     break
                 batch = self._received(result)
+                # Before the batch is handed out: a state that is taken while it is trained on
+                # counts it.
                 self._next = epoch, batch.request.step + 1
                 stats.samples += len(batch.indices)
                 stats.stages.update(batch.timing)
@@ -267,6 +271,7 @@ class Loader:
         """
         own = {"version": STATE_VERSION, **self.fingerprint}
         saved = {"version": state.get("version"), **state.get("fingerprint", {})}
+        # All that differs comes in one message, each with both values.
         keys = differing(own, saved)
         if keys:
             raise ConfigError(

@@ -55,8 +55,10 @@ def run(config: Config) -> None:
                     count += batch.request.valid
                     wrong += batch.left_out
                     show(count - before, f"{len(wrong)} wrong")
+        # What was found so far is shown and written first; then the run ends with 75 or 130.
         except Stop as stop:
             stopped = stop
+        # A quarantine holds for the dataset's rows, whatever filter a later run has.
         own = unfiltered_fingerprint(split.dataset, split.fingerprint["dataset"])
         bad += entries(wrong, split.name, own)
         if stopped is not None:
@@ -69,10 +71,12 @@ def run(config: Config) -> None:
     if not bad:
         put(f"{count} samples, nothing wrong with them")
         if config.split == "both":
+            # An add-on, which a check of one split does not load.
             from penstock.addons.overlaps import report
 
             report(data)
         return
+    # Only now: a check that finds nothing leaves no folder.
     folder = RunFolder.claim(Path(config.run_dir), config.model_dump())
     QuarantineFile(folder.path / NAME).add(bad)
     folder.finish("done")
@@ -88,10 +92,12 @@ def make_loader(split: Split) -> Loader:
     common = made.dataset, made.transform, made.collate, made.seed
     options = replace(split.loader_options(), persistent_workers=False)
     if isinstance(plan, StreamPlan):
+        # Without a shuffle buffer, whose records would wait for the end of the file.
         order = StreamOrder(plan.sampler.seed, steps=plan.sampler.steps)
         once = StreamPlan(order, plan.batch_size, length=plan.length)
         fetch = CheckStream(*common, fields=made.fields, plan=once)
         return Loader(once, fetch, options, own)
+    # Not in the sampler's order, which may leave rows out or draw them twice.
     rows_once = Plan(Sequential(len(made.dataset)), plan.batch_size)
     return Loader(rows_once, Check(*common, fields=made.fields), options, own)
 

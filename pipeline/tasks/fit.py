@@ -54,6 +54,8 @@ def run(config: Config) -> float | None:
     if config.resume is not None and (old.is_file() or checkpoint.has_checkpoint(old)):
         from penstock.addons.predicting import learned_of
 
+        # A class may have lost its last file since: numbers of classes stay those of the first
+        # start.
         data.recorded = learned_of(old).get("classes", [])
     if parts.world.size == 1:
         opening.source(config)  # a wrong path is told of before data is read
@@ -63,6 +65,7 @@ def run(config: Config) -> float | None:
         data.train.loader(config.trainer.digest) as train,
         data.val.loader() if config.data.validates else nullcontext() as val,
     ):
+        # Everything is built before the folder is claimed: a mistake leaves nothing behind.
         fit = Fit(config, parts, group, train, val)
         with fit.watched(), group.explained():
             fit.train()
@@ -101,8 +104,10 @@ class Fit:
         own = resume.fingerprint(config, train.fingerprint, moves)
         self.opened = opened = opening.find(config, group, own)
         moves = opened.fingerprint.get(resume.SCHEDULES, [moves])[-1]
+        # After FSDP has sharded the model: the optimizer must hold the shards.
         self.optimizer = parts.optimizer(self.model, moves)
         self.scheduler = parts.scheduler(self.optimizer, moves)
+        # A longer run gets a new schedule, which begins where the old one has brought the rates.
         if opened.renewed is not None and opened.state is not None and self.scheduler is not None:
             opened.state = renewed(opened.state, self.optimizer, self.scheduler)
         opening.claim(config, group, opened, self._facts())
@@ -132,8 +137,11 @@ class Fit:
         """All epochs from the address on that this session begins with."""
         group, opened, val = self.group, self.opened, self.val_loader
         if val is not None:
+            # A metric that refuses the model's outputs would otherwise end the run after an epoch.
             try_one_batch(self.data.val, self.model, self.objective, val, self.options)
         with (
+            # From here on a signal is noted, and the loop stops at the next step; before, it ended
+            # at once.
             requests("note", say if group.is_first else lambda text: None),
             group.explained(),
         ):
@@ -155,6 +163,7 @@ class Fit:
             )
             self.result = fit(train_step, self.train_loader, val, opened, self.observers)
         if opened.checkpoints:
+            # The last checkpoint is written by a thread, and results name it.
             opened.checkpoints.flush()
 
     @property
@@ -260,6 +269,8 @@ class Fit:
                 folder.manifest["sessions"][-1]["reason"] = why
             try:
                 folder.finish(status, release=False)
+                # Observers draw reports from the finished manifest; the lock is held until the last
+                # has closed.
                 for observer in () if refused else self.observers:
                     observer.on_end(status)
                 for observer in self.observers:

@@ -105,6 +105,7 @@ class Quarantine(Observer):
         for step in steps:
             self._add("train", step.left_out)
             self._count += len(step.left_out)
+            # Steps have the samples of all ranks, batches only those of this one.
             self.budget.add(step.samples, step.left_out)
 
     def on_validated(self, left_out: Sequence[LeftOut]) -> None:
@@ -120,6 +121,7 @@ class Quarantine(Observer):
         if left_out:
             before = len(self.file)
             new = self.file.add(entries(left_out, split, self.datasets[split]))
+            # A folder of 10,000 damaged files would push everything else off the screen.
             for one in new[: max(_NAMED - before, 0)]:
                 path = f" {one.path}" if one.path and one.path not in one.cause else ""
                 _log.warning(
@@ -148,12 +150,14 @@ class Ledger(Observer):
         lines: list[dict[str, object]] = []
         for step in steps:
             lines += self._passed(Address(step.epoch, step.step))
+            # Hexadecimal: the decimal form rounds, and task=diff compares bits.
             order, loss = f"{step.order:016x}", float(step.loss).hex()
             address = {"epoch": step.epoch, "step": step.step}
             lines.append({**address, "samples": step.samples, "order": order, "loss": loss})
         append(self.path, map(json.dumps, lines))
 
     def on_epoch_end(self, record: Record) -> None:
+        # A range at the end of an epoch has no later step that would write it.
         if passed := self._passed(Address(int(record["epoch"]) + 1, 0)):
             append(self.path, map(json.dumps, passed))
 
@@ -184,6 +188,7 @@ class Display(Observer):
         self._begin(self._epoch, steps)
 
     def on_batch(self, batch: Batch, losses: Tensor) -> None:
+        # float() waits until the device has computed the loss.
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + _LOSS_SECONDS

@@ -125,6 +125,7 @@ def find(config: Config, group: Group, own: Mapping[str, Any]) -> Opened:
     path = group.gather(opened.newest.path if opened.newest else None)[0]  # of the first rank
     if path is None:
         return opened
+    # The first rank has read it already; the others read the same file.
     opened.state = opened.newest.state if opened.newest else checkpoint.load(path)
     saved, scheduler = opened.state["fingerprint"], config.scheduler
     if problems := resume.differences(saved, own, opened.start, config.resume_despite):
@@ -172,6 +173,7 @@ def _folder(config: Config, size: int, opened: Opened, facts: Mapping[str, Any])
         folder = RunFolder.claim(Path(config.run_dir), config.model_dump(), world=size, **known)
         folder.note(**begins)
     else:
+        # What was typed at the first start still holds, but for these.
         changing = (*LENGTH, resume.SKIP)
         folder = RunFolder.reopen(
             opened.old,
@@ -187,6 +189,7 @@ def _folder(config: Config, size: int, opened: Opened, facts: Mapping[str, Any])
             # Of two kinds of data, no fingerprint stands for all.
             before["train"] = f"{before.get('train')}, then {facts['data']['train']}"
             before["identity"] = {**before.get("identity", {}), "train": UNPROVEN}
+        # Lines behind the checkpoint are of batches that come again, and each address has one line.
         repeated = folder.rewind(*opened.start, opened.updates)
         folder.note(repeated=repeated)
     if skipped := Skipped.of(config.trainer.skip):
@@ -208,6 +211,7 @@ def _say_changes(path: Path, now: Mapping[str, Mapping[str, str]]) -> None:
     if (folder := resume.run_of(path)) is None:
         return
     manifest = read_manifest(folder)
+    # The newest start counts: who has been told of a change once knows of it.
     starts = [manifest, *manifest.get("sessions", [])]
     then: dict[str, Any] = next((one["code"] for one in reversed(starts) if one.get("code")), {})
     changed = {

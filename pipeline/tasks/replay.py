@@ -41,6 +41,7 @@ def run(config: Config) -> None:
     path = folder.path / "batch.safetensors"
     save_file(
         {
+            # safetensors refuses views and subclasses of tensors, such as torchvision's.
             name: plain(value).contiguous()
             for name, value in fields.items()
             if isinstance(value, torch.Tensor)
@@ -48,6 +49,7 @@ def run(config: Config) -> None:
         path,
     )
     put(path)
+    # The tensors are what was asked for; a field that cannot be drawn costs a warning.
     with only_shown("the picture"):
         from penstock.addons.reports.samples import draw_batch
 
@@ -63,9 +65,11 @@ def recompute(split: Split, config: Config) -> Batch:
     if steps is not None and config.step >= steps:
         reason = f"{where} has {steps} steps, 0 to {steps - 1}, and no step {config.step}"
         raise ConfigError(Problem("step", reason))
+    # It can be made all the same, and who skips a batch wants to see it.
     if address in plan.skipped:
         say(f"training leaves this batch out: trainer.skip={plan.skipped}")
     request: Any = plan.request(*address)
+    # A notebook that replays a batch keeps its own draws.
     with scope():
         batch: Batch | End = split.fetch(hashed=True)(request)
     if isinstance(batch, End):

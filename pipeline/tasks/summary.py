@@ -95,6 +95,8 @@ def print_report(
             other = level[monitor]
             is_better = own > other if mode == "max" else own < other
             side = "better" if is_better else "no better" if own == other else "worse"
+            # Of two scores the larger may be the worse one; the word behind says which side this
+            # is.
             ratio = f"ratio {own / other:.2f}, " if other else ""
             put(f"{monitor} {own:.4f} | {name} {other:.4f} | {ratio}{side}")
     seconds = sum(record["seconds"] for record in history)

@@ -98,6 +98,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         PenstockError: they are of another model.
     """
     state = checkpoint.load(path)
+    # With trainer.ema, validation measured the mean, so the best checkpoint is the mean's.
     weights: Any = state.get("averaged", state.get("model"))
     try:
         model.load_state_dict(weights)
@@ -109,6 +110,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         other = (
             f"{one_line(name)[:80]} is {own.get(name, 'not there')} in the model and "
             f"{saved.get(name, 'not there')} in the file"
+            # In the order of the file, so that the first layer that differs comes first.
             for name in {**saved, **own}
             if own.get(name) != saved.get(name)
         )
@@ -153,6 +155,7 @@ def baselines(
             found[objective.baseline_name] = level
     if group.is_first and data.config.data.validates:
         with only_shown("what else the result is compared with"):
+            # These read all rows of training, once is enough.
             found |= objective.comparisons(data.train.dataset, data.val.dataset)
     return found
 
@@ -182,6 +185,7 @@ def _constant(
     else:  # not in the sampler's order, which may weigh samples
         length = len(split.dataset)
         last = min(length, (plan.most or length) * plan.batch_size) - 1
+        # Spread evenly: files are often sorted by class.
         rows = np.linspace(0, last, min(last + 1, BASELINE_SAMPLES)).round().astype(int).tolist()
         plan = Plan(Subset(length, 0, indices=rows, shuffle=False), plan.batch_size)
     options = replace(loader.options, persistent_workers=False)

@@ -89,6 +89,8 @@ class Silence:
     def look(self, seen: Any, is_busy: bool) -> float:
         """Seconds for which a worker that is busy has shown `seen`, as far as this was called."""
         now = time.monotonic()
+        # A program that was stopped or that trains for long has not looked; no worker hung
+        # meanwhile.
         passed, self._looked = min(now - self._looked, 2 * POLL), now
         self._seconds = self._seconds + passed if is_busy and seen == self._seen else 0.0
         self._seen = seen
@@ -116,6 +118,7 @@ def results(
     window = normal = options.num_workers * options.prefetch_factor
     limit, delivered, since = options.batch_timeout, 0, time.monotonic()
     while pending:
+        # Before the look at results: one that comes in between sets it again.
         executor.finished.clear()
         ready = [task for task in pending if task.result is not None]
         if ready and (ready[0] is pending[0] or not options.in_order):
@@ -138,6 +141,7 @@ def results(
             window += 1
             pending.extend(map(executor.submit, islice(requests, 1)))
         with waiting():
+            # In short turns: a signal and a dead worker are noticed only between them.
             has_result = executor.finished.wait(min(limit or POLL, POLL))
         if has_result:
             since = time.monotonic()

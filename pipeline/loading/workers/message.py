@@ -49,6 +49,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 def anonymous_file() -> int:
     """The descriptor of a file without a name, of which nothing stays behind."""
+    # Linux; the kernel takes the memory back with the last descriptor, also after a SIGKILL.
     if hasattr(os, "memfd_create"):
         return os.memfd_create("penstock", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
@@ -74,6 +75,7 @@ class Arena:
         if self.file < 0:
             self.file = anonymous_file()
         start = self._end
+        # A mapping begins at a page.
         self._end += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         os.truncate(self.file, self._end)
         part = _mapped(self.file, start, size)
@@ -99,6 +101,8 @@ class _Pickler(ForkingPickler):
         self._arena = arena
 
     def reducer_override(self, thing: Any) -> Any:
+        # Tensors are pickled as views of their storage, so two of one storage share it afterwards,
+        # too.
         is_memory = type(thing) is torch.UntypedStorage and thing.device.type == "cpu"
         if not is_memory or not thing.nbytes():
             return NotImplemented
@@ -129,6 +133,7 @@ def send(sock: socket.socket, number: int, thing: object, arena: Arena | None = 
         data, start = pickled.getbuffer(), 0
         size = len(data)
         if size > _SMALL:
+            # A packet holds some 200 KiB, and the rest of a large one would block the sender.
             start, data = arena.place(_copied(data)), data[:0]
         files = [] if arena.file < 0 else [arena.file]
         socket.send_fds(sock, [_HEADER.pack(number, size, start), data], files)
@@ -148,6 +153,7 @@ def receive(sock: socket.socket, flags: int = 0) -> tuple[int, Callable[[], Any]
         raise EOFError
     number, size, start = _HEADER.unpack_from(packet)
     files = [_FILE.unpack_from(data)[0] for _, _, data in ancillary]
+    # No free descriptor in this process: the kernel drops the file and delivers the rest.
     is_cut = bool(cut & socket.MSG_CTRUNC)
     return number, partial(_load, packet[_HEADER.size :], size, start, files, is_cut)
 
