@@ -4,13 +4,13 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 
 from penstock.addons.sweeps.sweep import MEANS, TABLE, jobs_of
+from tests import warm
 from tests.program import ROOT
 
 SMALL = (
@@ -42,7 +42,7 @@ class Sweep:
         """The process of the same command."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         with self.log.open("a") as log:
-            return subprocess.Popen(
+            return warm.start(
                 [sys.executable, str(ROOT / "run.py"), *self.words],
                 cwd=self.folder.parent,
                 env=environment,
