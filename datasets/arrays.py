@@ -80,6 +80,7 @@ class Arrays(FileDataset, Dataset[Sample]):
                 f"{len(self._targets)}: both need a row a sample."
             )
         self.classes: list[str] = []
+        # Whole numbers in one dimension are classes; anything else is a value to predict.
         if self._targets.dtype.kind in "biu" and len(self._targets.shape) == 1:
             labels = read_labels(self._targets, "dataset.targets", limits)
             self.classes = class_names(FolderFile(folder, classes), labels, limits)
@@ -91,6 +92,7 @@ class Arrays(FileDataset, Dataset[Sample]):
 
     def __getitem__(self, index: int) -> Sample:
         fields = self.fetch_batch(np.array([index]))
+        # A row goes the way of a batch, so the two cannot differ in a bit.
         target = fields["target"][0]
         return {"input": fields["input"][0], "target": target.item() if self.classes else target}
 
@@ -114,6 +116,7 @@ class Arrays(FileDataset, Dataset[Sample]):
     @property
     def facts(self) -> dict[str, int]:
         """Numbers for models: num_outputs; num_classes; num_features of inputs [N, (T,) F]."""
+        # Of pictures nothing is told: their channels and sides are no number of features.
         facts = super().facts or {"num_outputs": math.prod(self._targets.shape[1:])}
         if len(self._inputs.shape) in (2, 3):
             facts["num_features"] = self._inputs.shape[-1]
@@ -122,6 +125,7 @@ class Arrays(FileDataset, Dataset[Sample]):
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The rows of this split, and both files (of large ones, evenly spread blocks)."""
         files = self._inputs.fingerprint_parts(sized) + self._targets.fingerprint_parts(sized)
+        # The rows, so that two splits of one file differ.
         return ["arrays", self.rows, *files]
 
     def data_files(self) -> list[DataFile]:
@@ -182,6 +186,7 @@ class MappedArray:
             raise DataError(
                 f"{name} cannot be read: {getattr(error, 'strerror', None) or wrong}."
             ) from error
+        # Complex numbers and dates have no type in torch that models take.
         if array.dtype.kind not in "biuf":
             raise DataError(f"{name} holds {array.dtype}; save numbers with numpy.save.")
         if array.ndim == 0 or len(array) == 0:
@@ -207,6 +212,8 @@ def _blocks(path: str) -> list[Part]:
     """The size of a file, and 1024 blocks of 4 KiB of it, evenly spread; all of a smaller one."""
     with Path(path).open("rb") as file:
         size = file.seek(0, 2)
+        # 1,024 blocks of a page: a changed value in between goes unseen; data.fingerprint=content
+        # sees it.
         starts = range(0, size, max(-(-size // 1024), 4096))
         return [size, *(file.read(4096) for start in starts if file.seek(start) >= 0)]
 
@@ -222,11 +229,13 @@ def plain_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         raise ValueError(f"it holds {values.dtype}, not numbers")
     if kind == "f" or (kind == "u" and width > 1):
         return values.astype(np.float32 if kind == "f" else np.int32 if width == 2 else np.int64)
+    # torch takes numbers of this machine's byte order only.
     return values.astype(values.dtype.newbyteorder("="))
 
 
 def not_finite(values: npt.NDArray[Any]) -> list[int] | None:
     """The place of the first float that is NaN or infinite; None if there is none."""
+    # One NaN makes every weight NaN, and by then nothing tells which row it was.
     if values.dtype.kind != "f" or (finite := np.isfinite(values)).all():
         return None
     return [int(number) for number in np.unravel_index(finite.argmin(), finite.shape)]
@@ -239,6 +248,7 @@ def read_labels(labels: MappedArray, key: str, limits: Limits = DEFAULT) -> IntA
         raise DataError(
             f"{name} is {labels.dtype} {labels.shape}; labels must be integers, one a row."
         )
+    # In memory: samplers and splits read all of them.
     stored = np.array(labels.array, dtype=np.int64)
     lowest, highest = int(stored.argmin()), int(stored.argmax())
     if stored[lowest] < 0:

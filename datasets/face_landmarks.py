@@ -86,12 +86,14 @@ class FaceLandmarks(FolderDataset):
         file = FolderFile(folder, csv)
         lines, landmarks = file.read(lambda path: _read_table(path, str(file)))
         self.folder = folder.below(images)
+        # Now, and not in the middle of an epoch; one listing tells of all files.
         if (row := self.folder.first_missing([*lines])) is not None:
             name, line = [*lines.items()][row]
             raise DataError(
                 f"{str(file)!r}, line {line}: its image {self.folder.path(name)!r} is missing. Put "
                 "it there or remove the row (or set dataset.images to their folder)."
             )
+        # Bytes: a file's name need not be text of any encoding.
         names = np.array([*map(os.fsencode, lines)])
         order = np.argsort(names)
         order = order[
@@ -104,7 +106,9 @@ class FaceLandmarks(FolderDataset):
         image = self._read(
             index, lambda path, shown: read_image(path, self.reader, shown, self.limits)
         )
+        # A transform may write into its sample, and this row is read again in the next epoch.
         points = torch.from_numpy(self.landmarks[index].copy())
+        # The size as read: EXIF may have turned the picture, which its landmarks then fit.
         landmarks = tv_tensors.KeyPoints(points, canvas_size=(image.shape[-2], image.shape[-1]))
         return {"image": image, "landmarks": landmarks}
 
@@ -116,6 +120,7 @@ class FaceLandmarks(FolderDataset):
         sampler can balance.
         """
         columns = {"path": self._paths(), "name": self._names(), "line": self.lines}
+        # The numbers of jaw and nose are those of the usual marking with 68 points.
         if self.landmarks.shape[1] == 68:
             label = head_poses(self.landmarks)
             columns |= {"pose": np.array(POSES)[label], "label": label}
@@ -158,6 +163,7 @@ def _read_table(path: str, shown: str) -> tuple[dict[str, int], npt.NDArray[np.f
             the file, line, column and value.
     """
     try:
+        # Excel writes a byte order mark, which would be part of the first column's name.
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             rows = [(reader.line_num, row) for row in reader if row]
@@ -170,6 +176,7 @@ def _read_table(path: str, shown: str) -> tuple[dict[str, int], npt.NDArray[np.f
         columns = f"{NAME},part_0_x,part_0_y,..."
         raise DataError(f"{shown!r} needs a header ({columns}) and a row for each image.")
     header = [name.strip() for name in rows[0][1]]
+    # From the largest number on, so that a column that is missing in the middle is named.
     most = max(map(int, re.findall(r"\bpart_(\d{1,9})_[xy]\b", " ".join(header))), default=0)
     coordinates = [f"part_{part}_{axis}" for part in range(most + 1) for axis in "xy"]
     for name in [NAME, *coordinates]:

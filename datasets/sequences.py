@@ -78,6 +78,7 @@ class Sequences(FileDataset, Dataset[Sample]):
     ) -> None:
         folder = open_root(root, f"{values!r}, {offsets!r} and {labels!r}", files)
         self._values = MappedArray(FolderFile(folder, values), "dataset.values", limits)
+        # Whole numbers would be ids, which a network of floats misreads without a word.
         if self._values.dtype.kind != "f" or len(self._values.shape) != 2:
             raise DataError(
                 f"dataset.values: {str(self._values.path)!r} is {self._values.dtype} "
@@ -102,6 +103,7 @@ class Sequences(FileDataset, Dataset[Sample]):
 
     def __getitem__(self, index: int) -> Sample:
         start, end = int(self.starts[index]), int(self.ends[index])
+        # A copy: the map is read-only, and transforms write into samples.
         values = np.array(self._values.array[start:end], dtype=np.float32)
         if (position := not_finite(values)) is not None:
             step, feature = position
@@ -140,6 +142,7 @@ def _read_offsets(offsets: MappedArray, values: MappedArray) -> IntArray:
             "there are sequences."
         )
     places = np.array(offsets.array, dtype=np.int64)
+    # The smallest step: if that one goes up, all do.
     row = int(np.argmin(np.diff(places)))
     if places[0] != 0 or places[-1] != len(values) or places[row + 1] <= places[row]:
         raise DataError(

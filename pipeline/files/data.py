@@ -27,6 +27,7 @@ def read_file(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> bytes:
         DataError: it is larger; the message begins with "it has".
         OSError: it is missing, a folder, or may not be read.
     """
+    # Unbuffered: it is read in one call, and a buffer would be a copy more.
     with open(path, "rb", buffering=0) as file:
         if (size := os.fstat(file.fileno()).st_size) > limits.record_bytes:
             raise DataError(f"it has {limits.refusal('record_bytes', f'{size} bytes')}")

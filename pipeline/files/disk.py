@@ -73,6 +73,8 @@ def replacing(path: Path, kind: type[PenstockError] = DiskError) -> Iterator[Bin
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
+            # After the flush: a crash in between would otherwise leave an empty file under the
+            # name.
             hidden.replace(path)
             sync_folder(path.parent)
     finally:
@@ -118,11 +120,13 @@ def append(path: Path, lines: Iterable[str]) -> None:
     """
     data = "".join(f"{line}\n" for line in lines).encode()
     with writing(path), path.open("ab", buffering=0) as file:
+        # A file opened with "ab" stands at its end.
         size = file.tell()
         try:
             while data:
                 data = data[file.write(data) :]
         except OSError:
+            # A full disk takes a part of a line; the next record would be joined to it.
             file.truncate(size)
             raise
 

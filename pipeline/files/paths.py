@@ -17,5 +17,6 @@ def local_path(address: str) -> str:
 
 def join(folder: str, name: str) -> str:
     """The address of the file `name` in the folder at an address."""
+    # Stores take any bytes in a key; a web server reads % and ? in a path as signs.
     is_web = folder.lower().startswith(("http://", "https://"))
     return f"{folder.rstrip('/')}/{quote(name) if is_web else name}"

@@ -19,6 +19,7 @@ def read_weights_as_tensors() -> None:
     """
     from torchvision.models import WeightsEnum
 
+    # torchvision has no option for it; all of its builders go through this method.
     WeightsEnum.get_state_dict = _tensors_of
 
 

@@ -125,6 +125,8 @@ class BadSamples:
         own, group = int(np.flatnonzero(positions == position)[0]), sampler.group or len(rows)
         places = Permutation(len(rows), key)(np.arange(len(rows))).tolist()
         others = [place for place in places if rows[place] != rows[own]]
+        # Rows of the same identity first, so that a batch keeps as many of each as it was drawn
+        # for.
         others.sort(key=lambda place: place // group != own // group)
         others = others[: ATTEMPTS // 2]  # all of a batch may be bad
         yield from (int(rows[place]) for place in others)
@@ -136,6 +138,7 @@ class BadSamples:
 def is_bad(error: Exception, stage: Stage) -> bool:
     """Whether `error` is about the sample, and not about the code or the machine."""
     of_machine = isinstance(error, OSError) and error.errno in _MACHINE_CODES
+    # torch has no type of its own for a failed allocation on the CPU, only this text.
     if of_machine or isinstance(error, _NEVER) or "can't allocate memory" in str(error):
         return False
     of_reading = (ValueError, RuntimeError, SyntaxError) if stage == "read" else ()

@@ -79,6 +79,7 @@ class Batch(dict[str, Any]):
 
     def replace(self, fields: Mapping[str, Any] | None = None, **attributes: Any) -> Batch:
         """A batch with other fields or attributes; tensors are shared."""
+        # Not through the constructor, which would derive padding and places anew.
         batch = Batch.__new__(Batch)
         batch.update(self if fields is None else fields)
         batch.__dict__.update(self.__dict__ | attributes)
@@ -134,6 +135,7 @@ def _feed(update: Callable[[Any], None], value: Any) -> None:
     items: Sequence[Any] = ()
     if isinstance(value, Mapping):
         head = b"{%d" % len(value)
+        # By name: a transform that adds fields in another order changes no batch.
         keys = sorted(value, key=lambda key: (str(key), type(key).__name__))
         items = [item for key in keys for item in (key, value[key])]
     elif isinstance(value, (list, tuple)):

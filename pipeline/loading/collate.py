@@ -85,6 +85,8 @@ class Pad(Stack):
         fields, batch = self.fields, dict[str, Any]()
         if fields is None:  # the first of `Ragged` has as many dimensions as its rows
             fields = [n for n, v in by_field.items() if getattr(v[0], "ndim", 0) >= self.least]
+        # A name that was mistyped would otherwise leave its field unpadded, and stacking fails
+        # later.
         for name in set(fields) - by_field.keys():
             reason = f"to be padded, but the samples have only {', '.join(by_field)}"
             raise Mismatch(name, (0, 0), reason)

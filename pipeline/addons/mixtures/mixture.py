@@ -58,6 +58,7 @@ class Mixture(Dataset[Any]):
         if streams or not sources:
             reason = f"{', '.join(streams) or 'none'}; allowed: datasets with rows (no streams)"
             raise ConfigError(Problem("dataset.sources", reason))
+        # Else label 3 would mean a dog in one source and a ship in another.
         same_classes({name: classes_of(one) for name, one in sources.items()}, "dataset.sources")
         self.sources = dict(sources)
         self.mixing = {
@@ -69,6 +70,7 @@ class Mixture(Dataset[Any]):
         self.source_lengths = {name: len(source) for name, source in sources.items()}
         self._firsts = np.cumsum([0, *self.source_lengths.values()], dtype=np.int64)
         self._parts = list(self.sources.values())
+        # A source that says nothing is taken to draw.
         self.draws = any(getattr(source, "draws", True) for source in self._parts)
 
     def __len__(self) -> int:
@@ -100,6 +102,7 @@ class Mixture(Dataset[Any]):
     def facts(self) -> dict[str, int]:
         """The facts that all sources share."""
         facts = [dict(getattr(source, "facts", {})) for source in self._parts]
+        # A fact that differs is none of the whole: a model cannot have two sizes.
         return {k: v for k, v in facts[0].items() if all(other.get(k) == v for other in facts)}
 
     @property
@@ -115,6 +118,7 @@ class Mixture(Dataset[Any]):
             table: Any = getattr(source, "metadata", None)
             if not hasattr(table, "columns"):
                 table = pd.DataFrame(index=range(len(source)))
+            # A column of the same name in a source's own table would hide where rows come from.
             table = table.drop(columns="source", errors="ignore").reset_index(drop=True)
             if "path" in table.columns:
                 table["path"] = f"{name}/" + table["path"].astype(str)
@@ -157,6 +161,7 @@ class Mixture(Dataset[Any]):
         parts = [source.fetch_batch(rows) for source, _, rows in by_source]
         if any(list(part) != list(parts[0]) for part in parts):
             raise DataError("sources have different fields")
+        # Rows were gathered source by source, and go back to the order of the request.
         back = np.argsort(np.concatenate([places for _, places, _ in by_source]))
         return {name: joined([part[name] for part in parts], back) for name in parts[0]}
 

@@ -96,6 +96,7 @@ def _stages(
             stage = _Stage(place, ratios, hash64(key, place), before)
             yield stage
             later = range(place + 1, end)
+            # The first position at which a source has ended: counts only rise, so halving finds it.
             place += 1 + bisect_left(later, True, key=partial(stage.reaches, limits))
             before = stage.counts(place)
 
@@ -134,6 +135,7 @@ def _block(ratios: tuple[int, ...], key: int, number: int) -> IntArray:
     int64[2, BLOCK].
     """
     first, last = _before(ratios, number), _before(ratios, number + 1)
+    # Shuffled within a block: in turns, each batch would have its sources at the same places.
     order = Permutation(BLOCK, hash64(key, number))(np.arange(BLOCK))
     source = np.repeat(np.arange(len(ratios)), last - first)[order]
     rank = np.empty(BLOCK, np.int64)
@@ -165,6 +167,7 @@ class MixtureOrder(Order):
         self._firsts = np.cumsum([0, *lengths.values()], dtype=np.int64)
         self._orders = [Random(length, hash64(key, name)) for name, length in lengths.items()]
         self.length = size = mixing["num_samples"] or int(self._firsts[-1])
+        # What a dropped tail held would never come: positions of epochs follow each other.
         if tail == "drop" and size >= batch_size:
             self.length = size = size - size % batch_size
         weights: Weights = lengths if mixing["weights"] is None else mixing["weights"]
@@ -180,6 +183,7 @@ class MixtureOrder(Order):
                 start = step // steps * size + step % steps * batch_size
             pieces.append((start, [pairs[n][1] for pairs, n in zip(knots, last, strict=True)]))
         self._stages = list(_stages(lengths, pieces, mixing["passes"], key))
+        # Then any slice of an epoch has the shares of the whole.
         self.even = len(self._stages) == 1
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:

@@ -82,6 +82,7 @@ def profile(config: Config) -> None:
     for _ in range(_WARM_UP):
         _seconds(train_step, cached)
     measured = watched(range(steps), steps, "measuring the training step")
+    # The median: one step may meet a pause of the system.
     ceiling = sorted(_seconds(train_step, cached) for _ in measured)[steps // 2]
     now = _trial(parts, train_step, None, steps)
     others = sorted({0, min(usable_cpus(), _MOST_WORKERS)} - {now.workers})
@@ -124,6 +125,7 @@ def _training(config: Config) -> tuple[TrainingParts, TrainStep]:
     spare_cores(parts.world)
     objective, group = parts.objective(), Group(parts.world)
     model = prepare(parts.trained(), Parallel(), group)
+    # Without averages of weights, which would be thrown away with them.
     how = replace(make_options(config, objective), max_steps=None, ema=None)
     train_step = TrainStep(model, objective, parts.optimizer(model), None, how, group, config.seed)
     train_step.model.train()
@@ -149,6 +151,7 @@ def _seconds(train_step: TrainStep, batch: Batch) -> float:
     if train_step.batches % train_step.options.accumulate == 0:
         train_step.update()
     if train_step.device.type == "cuda":
+        # A kernel that is only queued would be counted in the next step's wait.
         torch.cuda.synchronize(train_step.device)
     return time.perf_counter() - began
 
@@ -235,6 +238,7 @@ def rates_and_losses(
     base = train_step.optimizer.defaults.get("lr")
     for group in train_step.optimizer.param_groups:  # those of trainer.groups keep their ratios
         group["lr"] = lowest * (group["lr"] / base if base else 1.0)
+        # ExponentialLR would begin with it and not with the rate set here.
         group.pop("initial_lr", None)
     factor = (highest / lowest) ** (1 / max(steps - 1, 1))
     scheduler = ExponentialLR(train_step.optimizer, factor)
