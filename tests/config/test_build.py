@@ -1,7 +1,6 @@
 """Plain values to parts: what is called, with what, and what the build puts in."""
 
 import functools
-import time
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from penstock.errors import ConfigError
 from penstock.order.samplers import Bucket, Random, Sequential, Weighted
 from penstock.order.torch_samplers import TorchBatches, TorchOrder
 from penstock.training.step import Optimizers, warmup_steps, with_warmup
-from penstock.transforms.image import Normalize
 from tests import own_parts
 from tests.config.test_rules import OWN
 
@@ -58,11 +56,6 @@ def test_names_of_dtypes_become_dtypes():
     assert step.dtype is torch.float16
 
 
-def test_text_that_looks_like_an_interpolation_stays_text():
-    text = "${oc.create:'{_target_: os.system}'}"
-    assert make({"_target_": HOLDER, "inner": text}, "model").inner == text
-
-
 def test_a_partial_is_a_plain_one():
     add = make({"_target_": "tests.own_parts.add", "_partial_": True, "amount": 5}, "t")
     assert type(add) is functools.partial
@@ -72,45 +65,12 @@ def test_a_partial_is_a_plain_one():
     assert type(inner) is functools.partial
 
 
-def test_a_partial_costs_what_a_call_costs():
-    add = make({"_target_": "tests.own_parts.add", "_partial_": True}, "t")
-    began = time.process_time()  # of the CPU: others may have it meanwhile
-    for _ in range(1000):
-        add({"x": 1})
-    assert (time.process_time() - began) / 1000 < 20e-6
-
-
-@pytest.mark.parametrize("name", ["os.system", "torch.load", "mypkg.x", "hydra.utils.call"])
-def test_the_gate_stands_here_too(name):
-    with pytest.raises(ConfigError, match=rf"model.inner\[0\]._target_: {name} may not be called"):
-        make({"_target_": HOLDER, "inner": [{"_target_": name}]}, "model")
-
-
 def test_arguments_are_supplied_where_they_are_taken_and_not_given():
     supply = {"size": 7, "scale": 2.0, "nothing": 1}
     built = make({"_target_": "tests.own_parts.Numbers", "scale": 3.0}, "dataset", supply)
     assert (built.size, built.scale) == (7, 3.0)
     built = make({"_target_": "tests.own_parts.Numbers", "_args_": ["", "val", 4]}, "d", supply)
     assert (built.size, built.split) == (4, "val")
-
-
-def test_lazy_arguments_are_computed_only_when_taken():
-    def fail():
-        raise AssertionError("computed")
-
-    make(
-        {"_target_": "tests.own_parts.add", "_partial_": True},
-        "t",
-        {"metadata": functools.partial(fail)},
-    )
-    with pytest.raises(AssertionError, match="computed"):
-        make({"_target_": "tests.own_parts.Numbers"}, "d", {"size": functools.partial(fail)})
-
-
-def test_supplies_go_inside_only_when_asked():
-    node = {"_target_": HOLDER, "inner": {"_target_": "tests.own_parts.Numbers"}}
-    assert make(node, "m", {"size": 3}, nested=True).inner.size == 3
-    assert make(node, "m", {"size": 3}).inner.size == 12
 
 
 def test_a_library_part_that_refuses_its_arguments_is_named():
@@ -182,16 +142,6 @@ def test_samplers_of_every_kind_see_each_row(overrides, kind):
         assert sorted(rows) == list(range(12))
 
 
-def test_metadata_is_made_only_for_samplers_that_want_it(monkeypatch):
-    def fail(self):
-        raise AssertionError("metadata was asked for")
-
-    monkeypatch.setattr(own_parts.Numbers, "metadata", property(fail))
-    _ = parts("sampler=random").data.train.plan
-    with pytest.raises(AssertionError, match="was asked for"):
-        _ = parts("sampler=weighted").data.train.plan
-
-
 def test_a_column_that_only_the_data_can_tell(monkeypatch):
     monkeypatch.delattr(own_parts.Numbers, "columns")
     with pytest.raises(ConfigError, match=r"^sampler.column: .*no column 'labl'; it has columns"):
@@ -213,13 +163,6 @@ def test_training_alone_reads_a_stream_in_the_order_of_its_sampler():
         for name, order in (("train", data.train.plan.sampler), ("val", data.val.plan.sampler))
     }
     assert orders == {"train": (3, 4, True, 5), "val": (3, 0, False, None)}
-
-
-@pytest.mark.parametrize("loader", ["loader=debug", "loader=threads"])
-def test_loaders_deliver_batches(loader):
-    with parts(loader, "batch.size=5").data.train.loader() as batches:
-        rows = [row for batch in batches for row in batch["x"].flatten().tolist()]
-    assert sorted(rows) == list(range(12))
 
 
 def test_loaders_for_a_notebook():
@@ -279,19 +222,6 @@ def test_objectives_and_their_metrics_learn_facts():
     assert "recall" not in without.objective().metrics
 
 
-def test_torchvision_builders_learn_the_number_of_classes():
-    run = parts("model._target_=torchvision.models.squeezenet1_1", "~model.width")
-    assert run.model()(torch.zeros(1, 3, 64, 64)).shape == (1, 2)
-
-
-def test_optimizers_get_the_weights_that_learn():
-    run = parts("model=linear")
-    model = run.model()
-    model.bias.requires_grad_(False)
-    optimizer = run.optimizer(model)
-    assert [weight is model.weight for weight in optimizer.param_groups[0]["params"]] == [True]
-
-
 class Counted(torch.optim.SGD):
     """It wants to know the number of its steps."""
 
@@ -322,30 +252,6 @@ def test_each_part_of_a_model_may_have_its_optimizer(count):
         message = f"^optimizer.{name}: is no part of {type(wrong).__name__}, which has {known}$"
         with pytest.raises(ConfigError, match=message):
             run.optimizer(wrong)
-
-
-def test_statistics_of_the_training_split(monkeypatch, tmp_path):
-    asked = []
-
-    def statistics(dataset, cache_dir, *rest):
-        asked.append((dataset.split, cache_dir))
-        return {"mean": [0.1] * 3, "std": [0.2] * 3}
-
-    monkeypatch.setattr("penstock.transforms.statistics.statistics_of", statistics)
-    config = penstock.compose(
-        *OWN, "transform=faces", "transform.train.normalize.statistics=dataset", "cache_dir=here"
-    )
-    run = TrainingParts(config)
-    for split in ("val", "train"):
-        step = getattr(run.data, split).transform.steps["normalize"]
-        assert isinstance(step, Normalize)
-        assert step.mean == [0.1] * 3
-    assert asked == [("train", "here")]
-
-
-def test_a_step_that_is_null_is_left_out():
-    run = TrainingParts(penstock.compose(*OWN, "transform.train.flip=null"))
-    assert list(run.data.train.transform.steps) == ["resize", "normalize"]
 
 
 # -- schedules -------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import torch
 
 import penstock
 from penstock.build.training import TrainingParts
-from penstock.config import rules
 from penstock.errors import ConfigError
 
 OWN = ["dataset={_target_: tests.own_parts.Numbers}", "task=digest"]
@@ -155,10 +154,3 @@ def test_several_processes_that_would_each_train_alone(monkeypatch):
     with pytest.raises(ConfigError, match=r"distributed\.strategy: .* each would train alone"):
         penstock.compose(*OWN)
     assert penstock.compose(*OWN, "distributed=ddp").distributed.strategy == "ddp"
-
-
-def test_a_bug_of_a_rule_shows_as_one(monkeypatch):
-    config = penstock.compose(*OWN, "loader.num_workers=0", "split=train")
-    monkeypatch.setattr(rules, "_rows", lambda config: [config.of_another_version])
-    with pytest.raises(AttributeError, match="of_another_version"):
-        rules.find(config)
