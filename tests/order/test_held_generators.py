@@ -325,20 +325,6 @@ def test_a_hash_of_what_has_no_seed_is_refused(case):
         fetch_of(step, dataset)(PLAN.request(0, 0))
 
 
-def test_the_trial_costs_one_sample():
-    class Counted(toy.Sequences):
-        reads = 0
-
-        def __getitem__(self, index):
-            type(self).reads += 1
-            return super().__getitem__(index)
-
-    fetch = fetch_of(None, Counted())
-    for step in range(4):
-        fetch(PLAN.request(0, step))
-    assert Counted.reads == 24 + 1
-
-
 def test_a_trial_leaves_the_batch_alone():
     """Also where a transform writes into rows that are kept, which the trial finds."""
     dataset = Kept()
@@ -348,15 +334,6 @@ def test_a_trial_leaves_the_batch_alone():
         int(row[0]) == index + 1
         for row, index in zip(batch["x"], batch.indices.tolist(), strict=True)
     )
-
-
-def test_samples_that_cannot_be_hashed_or_fail_are_not_tried():
-    class Odd(Rows):
-        def __getitem__(self, index):
-            return {"x": object(), "y": index}
-
-    batch = fetch_of(None, Odd(), hashed=False)(PLAN.request(0, 0))
-    assert "unrepeatable" not in batch.warnings
 
 
 def test_stacked_batches_are_tried_as_well():

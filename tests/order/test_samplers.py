@@ -304,19 +304,6 @@ def test_a_late_batch_of_a_batch_sampler_costs_what_the_first_does():
     assert [int(positions[0]) for positions, _ in last] == list(range(199_900, 200_000))
 
 
-def test_blocks_of_a_random_order_are_the_order():
-    order, fresh = Random(10_000, 3), Random(10_000, 3)
-    whole = fresh.indices(2, 0, 10_000)
-    rng = np.random.default_rng(0)
-    for start, count in zip(rng.integers(0, 9_990, 300), rng.integers(1, 3000, 300), strict=True):
-        stop = min(int(start + count), 10_000)
-        epoch = 2 if count % 3 else 1
-        found = order.indices(epoch, int(start), stop)
-        if epoch == 2:
-            assert np.array_equal(found, whole[start:stop])
-        found[:] = -1  # what was handed out is the caller's own
-
-
 def padded_size(batches, lengths):
     return sum(len(rows) * int(lengths[rows].max()) for _, rows in batches)
 

@@ -1,7 +1,5 @@
 """Streams: everything exactly once, in the same batches, for any workers and ranks."""
 
-import multiprocessing
-
 import pytest
 import torch
 
@@ -16,16 +14,6 @@ from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan, StreamOrder, StreamPlan, is_stream, length_of
 from penstock.order.samplers import Random
 from tests import streams, toy
-
-KINDS = {
-    "plain": streams.Plain,
-    "decoding": streams.Decoding,
-    "sharded": streams.Sharded,
-    "sharded, lengths unknown": lambda length: streams.Sharded(length, known=False),
-    "drawing": streams.Drawing,
-    "dividing itself": streams.SelfSharding,
-    "its own iterator": streams.Rewinding,
-}
 
 
 def fetch_of(dataset, order=None, size=4, tail="keep", transform=None):
@@ -55,25 +43,6 @@ OPTIONS = {
     "4 workers": LoaderOptions("process", 4, persistent_workers=True),
     "3 threads": LoaderOptions("thread", 3),
 }
-
-
-@pytest.mark.one_in(13)
-@pytest.mark.parametrize(
-    "kind", ["plain", "sharded", "drawing", "dividing itself", "its own iterator"]
-)
-@pytest.mark.parametrize("name", OPTIONS)
-def test_real_workers_deliver_the_same(kind, name):
-    if kind == "drawing" and name == "3 threads":
-        pytest.skip("draws from `random`, which threads refuse")
-    order = StreamOrder(0, buffer=6, shuffle_shards=True)
-    expected = [
-        toy.hashes(loader_of(KINDS[kind](30), order=order, transform=Noise()), epoch)
-        for epoch in (0, 1)
-    ]
-    with loader_of(KINDS[kind](30), OPTIONS[name], order, transform=Noise()) as loader:
-        assert [toy.hashes(loader, epoch) for epoch in (0, 1)] == expected
-        assert toy.hashes(loader, 1, start=5) == expected[1][5:]
-    assert expected[0] != expected[1]
 
 
 class Noise:
@@ -116,11 +85,6 @@ def test_a_batch_is_made_by_one_worker_and_the_batches_by_both():
     workers = [set(b["worker"].tolist()) for b in batches]
     assert all(len(one) == 1 for one in workers)
     assert set.union(*workers) == {0, 1}
-
-
-def test_a_worker_init_fn_that_cuts_shares_cuts_nothing_off():
-    options = LoaderOptions("process", 2, worker_init_fn=streams.cut_share)
-    assert numbers(loader_of(streams.Sliceable(16), options)) == list(range(16))
 
 
 def test_a_shuffled_epoch_differs_and_mixes_within_the_buffer():
@@ -174,13 +138,6 @@ def logged(dataset, length, caplog):
     return caplog.messages
 
 
-def test_workers_decode_at_the_same_time():
-    """Each worker's first record waits for those of the others."""
-    options = LoaderOptions("process", 4, multiprocessing_context="fork")
-    dataset = streams.Meeting(48, multiprocessing.get_context("fork").Barrier(4))
-    assert numbers(loader_of(dataset, options, size=4)) == list(range(48))
-
-
 def test_a_broken_stream_is_a_data_error_and_can_be_read_again():
     class Broken(streams.Plain):
         fails = True
@@ -203,13 +160,6 @@ def test_a_broken_stream_is_a_data_error_and_can_be_read_again():
 def test_delivery_out_of_order_is_refused():
     with pytest.raises(ConfigError, match=r"loader\.in_order: must be true for a stream"):
         loader_of(streams.Plain(3), LoaderOptions("process", 2, in_order=False))
-
-
-def test_what_is_a_stream():
-    assert is_stream(streams.Plain(1))
-    assert is_stream(streams.Plain)
-    assert not is_stream([1, 2])
-    assert not is_stream(toy.Pictures())
 
 
 def of_kind(kind, length, options, world):

@@ -85,16 +85,14 @@ def test_weights_of_another_model_are_reported_by_name(faces, capsys):
     assert len(done.err) < 1500
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("_target_: penstock.training.models.LandmarkNet", "_target_: os.system", "model._target_"),
-        ("cache_dir: data/cache", "cache_dir: /elsewhere", "cache_dir: .*working folder"),
         ("num_workers: 0", "num_workers: 0\n  worker_init_fn: os.system", "worker_init_fn"),
     ],
 )
-def test_a_folder_gives_no_trust_and_no_place_to_write(faces, capsys, tmp_path, old, new, message):
+def test_a_folder_gives_no_trust(faces, capsys, tmp_path, old, new, message):
     assert run(capsys, *faces, *QUICK, "run_dir=run").code == 0
     path = tmp_path / "run" / "config.yaml"
     text = path.read_text()

@@ -1,8 +1,5 @@
 """Transforms of whole batches: right, alike wherever they run, moving what lies in a picture."""
 
-import pickle
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -151,18 +148,6 @@ def test_any_size_and_any_world_give_the_same_rows(size, world):
         assert torch.equal(whole[field], torch.cat(rows))
 
 
-def test_nor_does_the_order_of_the_rows_matter():
-    batch, other = batch_of(), batch_of()
-    order = np.array([3, 1, 7, 0, 6, 2, 5, 4])
-    rows = {k: v[order] for k, v in other.items()}
-    request = replace(other.request, positions=order, indices=order)
-    moved = Batch(rows, request, order, kinds=other.kinds)
-    compose = BatchCompose(EVERYTHING, 0)
-    first, second = compose(batch), compose(moved)
-    for field in ("image", "label", "label_soft"):
-        assert torch.equal(first[field][order], second[field])
-
-
 def test_nor_the_number_of_threads():
     compose = BatchCompose(EVERYTHING, 0)
     before = torch.get_num_threads()
@@ -197,12 +182,6 @@ def test_what_came_in_is_left_as_it_was():
     before = {name: (value, value.clone()) for name, value in batch.items()}
     BatchCompose({k: v for k, v in EVERYTHING.items() if "mix" not in k}, 0)(batch)
     assert all(torch.equal(value, copy) for value, copy in before.values())
-
-
-def test_batch_transforms_can_be_sent_to_workers():
-    compose = pickle.loads(pickle.dumps(BatchCompose(EVERYTHING, 0)))
-    expected = BatchCompose(EVERYTHING, 0)(batch_of())["image"]
-    assert torch.equal(compose(batch_of())["image"], expected)
 
 
 @pytest.mark.one_in(3)
@@ -303,12 +282,6 @@ def test_an_affine_map_is_torchvisions(angle, scale, shear):
         Affine(**step)(batch, keyed())["landmarks"][0],
         F.affine(points, **given_).as_subclass(torch.Tensor),
     )
-
-
-def test_a_map_that_does_nothing_changes_no_bit():
-    images = batch_of()["image"]
-    for step in (Affine(), Affine(30, [1, 1], [0.5, 0.9], 10, p=0.0)):
-        assert torch.equal(step(batch_of(), keyed())["image"], images)
 
 
 # Landmarks and boxes

@@ -1,8 +1,5 @@
 """Transforms that decode: the same crops by both decoders, every odd kind of file, batches."""
 
-import io
-import math
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +11,10 @@ from torchvision import tv_tensors
 
 import penstock
 from penstock.build.data import DataParts
-from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.reading.image import encoded_image, read_image
 from penstock.errors import ConfigError, DataError
-from penstock.files.limits import Limits
 from penstock.loading.collate import Stack
-from penstock.loading.encoded import EncodedImage, StoredPictures
+from penstock.loading.encoded import StoredPictures
 from penstock.loading.fetch import Compose, Fetch
 from penstock.loading.loader import Loader, LoaderOptions
 from penstock.order.keys import begin_sample, hash64
@@ -282,38 +277,6 @@ def test_a_header_that_promises_too_much_is_refused(tmp_path):
         decoded(DecodeRandomResizedCrop(32), path)
 
 
-def test_headers_that_say_nothing():
-    file = io.BytesIO()
-    picture().save(file, "JPEG", exif=exif(8))
-    content = file.getvalue()
-    assert jpeg_header(content) == (150, 200, 8)
-    frame = content.find(b"\xff\xc0")
-    for place, value in (
-        (1, 0xC9),
-        (4, 12),
-        (4, 16),
-        (9, 4),
-    ):  # arithmetic, 12 and 16 bits, 4 colours
-        odd = bytearray(content)
-        odd[frame + place] = value
-        assert jpeg_header(bytes(odd)) is None
-    padded = content[:2] + b"\xff\xff\xff" + content[2:]
-    assert jpeg_header(padded) == (150, 200, 8)
-    for end in range(0, len(content), 7):
-        assert jpeg_header(content[:end]) is None
-
-
-def test_orientations_that_make_no_sense():
-    file = io.BytesIO()
-    picture().save(file, "JPEG", exif=exif(6))
-    content = file.getvalue()
-    tag = content.find(b"\x01\x12" if b"MM\0*" in content[:40] else b"\x12\x01")
-    for value in (0, 9, 255):
-        odd = bytearray(content)
-        odd[tag + 8 : tag + 10] = bytes([value, value])
-        assert jpeg_header(bytes(odd)) == (200, 150, 1)
-
-
 def test_without_the_native_decoder(monkeypatch):
     monkeypatch.setattr(native_images, "module", lambda name: None)
     assert DecodeRandomResizedCrop(8).decoder == "pure"
@@ -475,44 +438,6 @@ def test_the_decoder_is_in_the_fingerprint(tmp_path):
     ]
     assert [one["decoder"] for one in prints] == ["native", "pure"]
     assert "decoder" not in DataParts(compose(root, "transform=images")).train.fingerprint
-
-
-def test_no_generator_is_seeded_or_drawn_from(tmp_path):
-    fetch = DataParts(compose(folder(tmp_path))).train.fetch()
-    request = DataParts(compose(tmp_path)).train.plan.request(0, 0, 0, 1)
-    before = torch.default_generator.get_state()
-    fetch(request)
-    assert torch.equal(before, torch.default_generator.get_state())
-
-
-def test_statistics_of_files_that_are_not_decoded_yet(tmp_path):
-    from penstock.transforms.statistics import statistics_of
-
-    root = folder(tmp_path / "data")
-    eager, lazy = (
-        statistics_of(ImageFolder(str(root), val_fraction=0.0, lazy=on), tmp_path / str(on))
-        for on in (False, True)
-    )
-    assert eager == lazy
-    assert all(math.isfinite(one) for one in lazy["mean"])
-
-
-def test_encoded_pictures_travel_to_workers(tmp_path):
-    image = encoded_image(str(saved(tmp_path / "a.jpg")))
-    again = pickle.loads(pickle.dumps(image))
-    assert isinstance(again, EncodedImage)
-    assert torch.equal(again.decode(), read_image(str(tmp_path / "a.jpg")))
-    assert Compose({"decode": DecodeResize(8)}).keyed
-
-
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_a_header_with_as_many_pixels_as_allowed(tmp_path, decoder):
-    path = str(saved(tmp_path / "a.jpg"))
-    allowed = encoded_image(path, limits=Limits(pixels=200 * 150))
-    assert DecodeResize(8, decoder=decoder)({"image": allowed})["image"].shape == (3, 8, 8)
-    refused = encoded_image(path, limits=Limits(pixels=200 * 150 - 1))
-    with pytest.raises(DataError, match="claims 200 x 150 pixels"):
-        DecodeResize(8, decoder=decoder)({"image": refused})
 
 
 @pytest.mark.parametrize(
