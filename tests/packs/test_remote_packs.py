@@ -19,8 +19,7 @@ from penstock.addons.packs.packing import Recipe
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
 from tests.program import ROOT
-from tests.s3_server import ENVIRONMENT
-from tests.support.store_server import InThread, Shelf
+from tests.support.store_server import ENVIRONMENT, InThread, Shelf
 
 pytest.importorskip("obstore")
 

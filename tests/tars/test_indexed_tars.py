@@ -56,9 +56,10 @@ def opened(root, cache, files=None, **options):
     return IndexedTars(str(root), cache_dir=f"{cache}-indexes", files=files, **options)
 
 
-def save(path, array):
-    with path.open("wb") as file:
-        np.save(file, array)
+def saved(*array, **arrays):
+    file = io.BytesIO()
+    np.save(file, *array) if array else np.savez(file, **arrays)
+    return file.getvalue()
 
 
 def digests(data, **workers):
@@ -78,33 +79,20 @@ def test_samples_are_those_of_the_stream(folder, tmp_path, written, split):
     assert (tmp_path / "cache-indexes").exists() is not written
 
 
-@pytest.mark.parametrize("wrong", ["cut", "other", "order", "text", "empty"])
-def test_a_wrong_index_is_refused(folder, tmp_path, wrong):
+def test_a_wrong_index_is_refused(folder, tmp_path):
     index.write(str(folder))
     path = folder / "train-1.tar.index"
-    content = np.load(path)
-    if wrong == "cut":
-        path.write_bytes(path.read_bytes()[:-5])
-    elif wrong == "other":
-        save(path, np.vstack([content[:-1], [[7, 7]]]))
-    elif wrong == "order":
-        content[[1, 2]] = content[[2, 1]]
-        save(path, content)
-    else:
-        path.write_bytes(b"x" if wrong == "text" else b"")
-    with pytest.raises(DataError, match=r"train-1\.tar\.index' is not the index of that archive"):
-        opened(folder, tmp_path / "cache")
-
-
-def test_an_index_that_points_elsewhere_in_its_archive_is_found(folder, tmp_path):
-    index.write(str(folder))
-    path = folder / "train-0.tar.index"
-    content = np.load(path)
-    content[:-1] += 512
-    content[-2, 1] -= 512
-    save(path, content)
-    with pytest.raises(DataError, match=r"train-0\.tar"):
-        opened(folder, tmp_path / "cache")
+    right = dict(np.load(path))
+    other = {**right, "spans": right["spans"] + 512}  # of samples in another order, say
+    wrong = [path.read_bytes()[:-5], b"x", b"", saved(right["spans"])]
+    wrong += [saved(**{**right, "size": [7]}), saved(**{**right, "counts": right["counts"][:-1]})]
+    for content in wrong:
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"train-1\.tar\.index' is not the index of that"):
+            opened(folder, tmp_path / "cache")
+    path.write_bytes(saved(**{**other, "size": right["size"]}))
+    with pytest.raises(DataError, match=r"train-1\.tar"):
+        [*opened(folder, tmp_path / "cache")]
 
 
 def test_what_is_no_archive_and_what_has_no_samples(folder, tmp_path):
@@ -116,7 +104,7 @@ def test_what_is_no_archive_and_what_has_no_samples(folder, tmp_path):
     with pytest.raises(DataError, match="has no sample"):
         opened(folder, tmp_path / "cache")
     (folder / "train-0.tar").write_bytes(b"<html>" * 200)
-    with pytest.raises(DataError, match="is not a tar archive"):
+    with pytest.raises(DataError, match="is no tar archive"):
         opened(folder, tmp_path / "cache")
     write_archive(folder / "train-0.tar", [("a", {"pkl": b"x"})])
     with pytest.raises(ConfigError, match="pickle"):

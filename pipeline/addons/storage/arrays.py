@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,36 +40,26 @@ class CacheFolder:
             shown = watched(texts, count, "counting tokens")
             return {"lengths": np.fromiter(map(length, shown), np.int32, count)}
 
-        def is_sound(kept: NamedArrays) -> bool:
-            return kept["lengths"].dtype == np.int32 and kept["lengths"].shape == (count,)
+        return self.arrays(name, counted)["lengths"]
 
-        return self.arrays(name, counted, is_sound)["lengths"]
-
-    def arrays(
-        self, name: str, make: Callable[[], NamedArrays], is_sound: Callable[[NamedArrays], bool]
-    ) -> NamedArrays:
-        """The arrays of `make`, kept in the folder `name` and mapped; made again if not `is_sound`.
+    def arrays(self, name: str, make: Callable[[], NamedArrays]) -> NamedArrays:
+        """The arrays of `make`, kept in the folder `name` and mapped.
 
         Raises:
-            DataError: the cache cannot be written.
+            DataError: the cache cannot be written, or is damaged.
         """
         folder = self.path / name
-
-        def read() -> NamedArrays | None:
-            with suppress(OSError, ValueError, KeyError, EOFError):  # the last: an empty file
-                # Plain arrays: every access to a memmap makes an object of that slow class.
-                kept = {
-                    path.stem: np.load(path, mmap_mode="r").view(np.ndarray)
-                    for path in folder.glob("*.npy")
-                }
-                return kept if is_sound(kept) else None
-            return None
 
         def write(beside: Path) -> None:
             for stem, array in make().items():
                 np.save(beside / f"{stem}.npy", array)
 
-        generated_folder(folder, write, "dataset.cache_dir", lambda _: read() is not None)
-        if (kept := read()) is None:
-            raise DataError(f"dataset.cache_dir: {str(folder)!r} cannot be read. Delete it.")
-        return kept
+        generated_folder(folder, write, "dataset.cache_dir")
+        try:
+            # Plain arrays: every access to a memmap makes an object of that slow class.
+            return {
+                path.stem: np.load(path, mmap_mode="r").view(np.ndarray)
+                for path in folder.glob("*.npy")
+            }
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{str(folder)!r} is damaged ({error}). Delete it.") from error

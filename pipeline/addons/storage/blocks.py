@@ -55,13 +55,13 @@ class Object(NamedTuple):
         return block * BLOCK, min((block + 1) * BLOCK, self.size)
 
 
-class CachedFile:
+class _CachedFile:
     """An object's files in the cache, open in this process; used by any number of threads.
 
     Args:
         path: of its data.
         size: its bytes.
-        flags: of `os.open`; O_CREAT makes the files if they are missing.
+        create: make the files if they are missing.
 
     Raises:
         OSError: they are missing, or cannot be made.
@@ -69,13 +69,15 @@ class CachedFile:
 
     _data = _sums = -1
 
-    def __init__(self, path: Path, size: int, flags: int) -> None:
-        if flags & os.O_CREAT:
+    def __init__(self, path: Path, size: int, create: bool) -> None:
+        flags = os.O_RDWR | (os.O_CREAT if create else 0)
+        if create:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._data = os.open(path, flags, 0o644)
         self._sums = os.open(f"{path}.crc", flags, 0o644)
-        if flags & os.O_CREAT and os.fstat(self._data).st_size != size:
-            os.ftruncate(self._data, size)
+        if create:
+            os.truncate(self._data, size)  # sparse: a block takes room when it is written
+        os.utime(path)  # in use: it makes no room
         self._checked = bytearray(-(-size // BLOCK))
 
     def __del__(self) -> None:
@@ -84,15 +86,13 @@ class CachedFile:
                 os.close(descriptor)
 
     def is_deleted(self) -> bool:
-        """Whether somebody has deleted it, to whom this process would write in vain."""
+        """Whether another run has made room of it: what is written to it now would be lost."""
         return os.fstat(self._data).st_nlink == 0
 
     def has(self, block: int) -> bool:
-        """Whether a block is there; its content may prove to be torn."""
         return os.pread(self._sums, 4, 4 * block) not in (b"", bytes(4))
 
     def read(self, start: int, stop: int) -> bytes | None:
-        """Bytes start .. stop-1; None if a block of them is missing or torn."""
         blocks = range(start // BLOCK, -(-stop // BLOCK))
         for block in blocks:
             if not self._checked[block]:
@@ -105,9 +105,9 @@ class CachedFile:
         return os.pread(self._data, stop - start, start)
 
     def write(self, block: int, content: bytes | memoryview) -> None:
-        """Keep a block."""
         if os.pwrite(self._data, content, block * BLOCK) < len(content):
             raise OSError("the disk took a part of a block")
+        # After the data, so that a crash between the two leaves no block.
         os.pwrite(self._sums, _sum_of(content), 4 * block)
 
 
@@ -116,32 +116,56 @@ def _sum_of(content: bytes | memoryview) -> bytes:
 
 
 class BlockCache:
-    """The cache. Only the process that fetches writes, counts and makes room.
+    """The cache, which all processes of a machine may share. Only fetchers make room.
 
     Args:
         folder: of the cache; made when something is kept.
         limit: bytes on the disk, which several runs together may exceed for a minute.
-        writes: whether this process fetches.
     """
 
-    def __init__(self, folder: Path, limit: int = 0, writes: bool = False) -> None:
+    def __init__(self, folder: Path, limit: int = 0) -> None:
         self.folder, self.limit = folder, limit
-        self._flags = os.O_RDWR if writes else os.O_RDONLY
-        self._open: dict[str, CachedFile] = {}  # the longest unused first
+        self._open: dict[str, _CachedFile] = {}  # the longest unused first
         self._began = time.time()
         self._used = 0
         self._stale: list[tuple[float, int, str]] = []  # last use, bytes, path; the oldest last
 
-    def opened(self, item: Object, create: bool = False) -> CachedFile | None:
-        """The files of an object; None where there are none."""
+    def path(self, item: Object) -> Path:
+        """Where the content of an object is, as far as it was kept."""
+        return self.folder / item.entry
+
+    def has(self, item: Object, block: int) -> bool:
+        """Whether a block was kept; its content may prove to be torn."""
+        file = self._file(item)
+        return file is not None and file.has(block)
+
+    def read(self, item: Object, start: int, stop: int) -> bytes | None:
+        """Bytes start .. stop-1 of an object; None if a block of them is missing or torn."""
+        file = self._file(item)
+        return None if file is None else file.read(start, stop)
+
+    def missing(self, item: Object) -> list[int]:
+        """The blocks of an object that the cache lacks."""
+        blocks = item.blocks(0, item.size)
+        return [block for block in blocks if self.read(item, *item.bounds(block)) is None]
+
+    def write(self, item: Object, block: int, content: bytes | memoryview) -> None:
+        """Keep a block.
+
+        Raises:
+            OSError: the disk is full, or the folder cannot be written.
+        """
+        file = self._file(item, create=True)
+        assert file is not None
+        file.write(block, content)
+
+    def _file(self, item: Object, create: bool = False) -> _CachedFile | None:
         # No lock, which a fork could copy locked: a thread that comes between opens it again.
         file = self._open.pop(item.entry, None)
         if file is None or file.is_deleted():
-            path = self.folder / item.entry
             try:
-                file = CachedFile(path, item.size, self._flags | (os.O_CREAT if create else 0))
-                os.utime(path)  # in use: it makes no room
-            except (FileNotFoundError, PermissionError):
+                file = _CachedFile(self.path(item), item.size, create)
+            except OSError:
                 if create:
                     raise
                 return None
@@ -151,15 +175,22 @@ class BlockCache:
                 self._open.pop(next(iter(self._open)), None)
         return file
 
+    def refusal(self, error: OSError) -> str:
+        """A message about what `write` has raised."""
+        return (
+            f"the cache of remote files, {str(self.folder)!r}, cannot be written: "
+            f"{error.strerror or error}. Make room there, or set files.cache_dir to another disk."
+        )
+
     def admits(self, size: int) -> bool:
         """Whether there is room for so many more bytes, which then belong to the caller."""
         while self._used + size > self.limit and self._stale:
-            used, bytes_of, path = self._stale.pop()
+            # A run that has begun to use it since the count keeps it open, and fetches again later.
+            _, bytes_of, path = self._stale.pop()
             with suppress(OSError):
-                if Path(path).stat().st_mtime == used:
-                    Path(path).unlink()
-                    Path(f"{path}.crc").unlink()
-                    self._used -= bytes_of
+                Path(path).unlink()
+                Path(f"{path}.crc").unlink()
+                self._used -= bytes_of
         if self._used + size > self.limit:
             return False
         self._used += size
@@ -174,8 +205,8 @@ class BlockCache:
                     status = entry.stat()
                     size = status.st_blocks * _UNIT
                     used += size
-                    if entry.name.endswith(".crc"):
-                        continue
-                    if status.st_mtime < self._began - _RECENT:
+                    if not entry.name.endswith(".crc") and (
+                        status.st_mtime < self._began - _RECENT
+                    ):
                         stale.append((status.st_mtime, size, entry.path))
         self._used, self._stale = used, sorted(stale, reverse=True)

@@ -16,6 +16,7 @@ import os
 import posixpath
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,13 +28,12 @@ from importlib.util import find_spec
 from multiprocessing.connection import Client as connect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote
 
 import numpy as np
 
 from penstock.addons.storage.blocks import BLOCK, BlockCache, Object
 from penstock.datasets.files import DataFile, Files, Root, walk
-from penstock.errors import ConfigError, DataError, Problem, UnreachableError
+from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.paths import is_remote, join
 from penstock.terminal import progress
 
@@ -50,31 +50,33 @@ _log = logging.getLogger(__name__)
 
 
 class Process:
-    """The process that fetches, and its socket; it ends with this object and its owner."""
+    """The process that fetches, and its socket; it ends with this object and its owner.
+
+    It is used at once: connections wait in its socket until it has started.
+    """
 
     def __init__(self, options: dict[str, Any]) -> None:
         # The path of a socket has 107 bytes at most.
         where = tempfile.gettempdir()
         folder = tempfile.mkdtemp(prefix="penstock-", dir=where if len(where) < 70 else "/tmp")
         self.path = f"{folder}/fetcher"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.addons.storage.fetcher"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(self.path)
+            listening.listen(1024)
+            number = listening.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.addons.storage.fetcher", str(number)],
+                stdin=subprocess.PIPE,
+                pass_fds=[number],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
         self.pid = self._process.pid
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(options | {"socket": self.path}).encode() + b"\n")
-        self._process.stdin.flush()
-        with self._process.stdout as ready:
-            started = ready.readline() == b"ready\n"
+        with suppress(BrokenPipeError):  # it has ended; who reads finds that out
+            self._process.stdin.write(json.dumps(options).encode() + b"\n")
+            self._process.stdin.flush()
         self.end = weakref.finalize(self, _end, self._process, folder, os.getpid())
         self.end.atexit = False  # threads may still read then; the pipe closes a moment later
-        if not started:
-            code = self._process.wait()
-            raise DataError(f"the process that fetches files ended with code {code} at its start")
 
     def code(self) -> int | None:
         """The exit code, if it has ended."""
@@ -100,24 +102,6 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-class Listing:
-    """Files below a folder: names (bytes, sorted), sizes and versions; 100 bytes a file."""
-
-    def __init__(self, files: Sequence[tuple[str, int, str]]) -> None:
-        ordered = sorted((os.fsencode(name), size, version) for name, size, version in files)
-        self.names = np.array([name for name, _, _ in ordered], np.bytes_)
-        self.sizes = np.array([size for _, size, _ in ordered], np.int64)
-        self.versions = np.array([version.encode() for _, _, version in ordered], np.bytes_)
-
-    def find(self, name: str) -> tuple[int, str] | None:
-        """Size and version of a file; None if it is not there."""
-        encoded = os.fsencode(name)
-        row = int(np.searchsorted(self.names, encoded)) if len(self.names) else 0
-        if row >= len(self.names) or self.names[row] != encoded:
-            return None
-        return int(self.sizes[row]), self.versions[row].decode()
 
 
 class Client:
@@ -153,8 +137,8 @@ class Client:
         self._key = json.dumps(self._options, sort_keys=True, default=str)
         self._path = ""  # of the socket
         self.process: Process | None = None
-        self._listings: dict[str, Listing] = {}
-        self._known: dict[str, Object | None] = {}
+        self._listed: dict[str, list[str]] = {}  # folder -> names
+        self._known: dict[str, Any] = {}  # address -> size and version, or None
         self._local = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -185,30 +169,20 @@ class Client:
             self.process, self._path = process, process.path
             return connect(self._path, "AF_UNIX")
 
-    def _send(self, **request: Any) -> Connection:
-        """Send a request, again if the process has ended meanwhile; the connection."""
-        content = json.dumps(request).encode()
+    def _request(self, name: str, *arguments: Any) -> Any:
+        """What a method of `Fetcher` gives, which is called again if the process has ended."""
         local = self._local
-        if getattr(local, "pid", None) == os.getpid():
-            with suppress(OSError):
-                local.opened.send_bytes(content)
-                return local.opened
-        local.pid, local.opened = os.getpid(), self._connect()
-        local.opened.send_bytes(content)
-        return local.opened
-
-    def _asked(self, count: int = 0, /, **request: Any) -> tuple[Any, list[bytes]]:
-        """The result of a request, and contents of `count` blocks."""
         for _ in range(3):
             try:
-                opened = self._send(**request)
-                head = json.loads(opened.recv_bytes())
-                if "error" not in head:
-                    return head.get("result"), [opened.recv_bytes() for _ in range(count)]
-                kinds = {"config": ConfigError, "unreachable": UnreachableError}
-                raise kinds.get(head["kind"], DataError)(head["error"])
+                if getattr(local, "pid", None) != os.getpid():  # its parent's, or none
+                    local.opened, local.pid = self._connect(), os.getpid()
+                local.opened.send((name, *arguments))
+                result = local.opened.recv() if name != "want" else None
+                if isinstance(result, Exception):
+                    raise result
+                return result
             except (OSError, EOFError):  # it was killed, as by a lack of memory
-                self._local.pid = None
+                local.pid = None
         raise DataError(
             "the process that fetches files ended again and again; see its messages above, or "
             "whether this machine has memory left"
@@ -222,24 +196,19 @@ class Client:
         Raises:
             DataError: their store cannot be asked.
         """
-        unknown = []
-        for address in addresses:
-            if address not in self._known:
-                for folder, listing in self._listings.items():
-                    if address.startswith(f"{folder}/"):
-                        name = address[len(folder) + 1 :]
-                        told = listing.find(unquote(name) if folder.startswith("http") else name)
-                        self._known[address] = told and Object.of(
-                            address, told[0], told[1], self._endpoint
-                        )
-                        break
-                else:
-                    unknown.append(check_address(address))
+        listed = tuple(self._listed)
+        unknown = [
+            check_address(address)
+            for address in addresses
+            if address not in self._known and not address.startswith(listed)
+        ]
         if unknown:
-            result, _ = self._asked(do="look", addresses=unknown)
-            for address, told in zip(unknown, result, strict=True):
-                self._known[address] = told and Object.of(address, told[0], told[1], self._endpoint)
-        return [self._known[address] for address in addresses]
+            self._known |= zip(unknown, self._request("look", unknown), strict=True)
+        states = map(self._known.get, addresses)
+        return [
+            state and Object.of(address, *state, self._endpoint)
+            for address, state in zip(addresses, states, strict=True)
+        ]
 
     def look(self, address: str) -> Object:
         """A file; DataError if it is missing."""
@@ -251,20 +220,17 @@ class Client:
             )
         return found
 
-    def listing(self, address: str) -> Listing:
-        """All files below a folder.
+    def listing(self, address: str) -> list[str]:
+        """Names of all files below a folder, sorted; 300 bytes a file are kept of it.
 
         Raises:
             DataError: there are none, or a web server has no index of them.
         """
-        address = check_address(address.rstrip("/"))
-        if address not in self._listings:
+        folder = check_address(address.rstrip("/")) + "/"
+        if folder not in self._listed:
             with progress(f"listing {address}"):
-                files, _ = (
-                    (self._indexed(address), None)
-                    if address.startswith("http")
-                    else self._asked(do="files", address=address)
-                )
+                is_web = folder.startswith("http")
+                files = self._indexed(folder) if is_web else self._request("files", address)
             if len(files) > self.files.limits.files:
                 refusal = self.files.limits.refusal("files", f"{len(files)} files")
                 raise DataError(f"{address!r} lists {refusal}")
@@ -272,21 +238,22 @@ class Client:
                 raise DataError(
                     f"{address!r} is missing in its store, or holds no files. Check the address."
                 )
-            self._listings[address] = Listing(files)
-        return self._listings[address]
+            self._known |= {join(folder, name): state for name, *state in sorted(files)}
+            self._listed[folder] = sorted(name for name, *_ in files)
+        return self._listed[folder]
 
-    def _indexed(self, address: str) -> list[tuple[str, int, str]]:
+    def _indexed(self, folder: str) -> list[tuple[str, int, str]]:
         """The files that the index of a web server's folder names."""
         from penstock.addons.storage import index
 
-        (found,) = self.find([join(address, INDEX)])
-        if found is None:
+        (item,) = self.find([folder + INDEX])
+        if item is None:
             raise DataError(
-                f"{address!r} has no {INDEX}, and web servers do not say which files they have. "
+                f"{folder!r} has no {INDEX}, and web servers do not say which files they have. "
                 "Write one before you upload the folder (python -m penstock.addons.storage.index "
                 "FOLDER), or name the files: NAME-{000..127}.tar"
             )
-        return index.parsed(bytes(self.read([(found, 0, found.size)])[0]), found.address)
+        return index.parsed(bytes(self.read([(item, 0, item.size)])[0]), item.address)
 
     # --- Contents
 
@@ -296,42 +263,43 @@ class Client:
         Raises:
             DataError: one cannot be fetched; names it.
         """
-        made: list[bytes | memoryview | None] = []
-        missing: dict[tuple[str, int], Object] = {}
-        for item, start, stop in spans:
-            cached = self.cache.opened(item) if stop > start else None
-            made.append(cached.read(start, stop) if cached else None if stop > start else b"")
-            if made[-1] is None:
-                missing |= {(item.entry, block): item for block in item.blocks(start, stop)}
-        if missing:
-            blocks = [(item, block) for (_, block), item in missing.items()]
-            _, contents = self._asked(len(blocks), do="read", blocks=blocks, forced=False)
-            came = dict(zip(missing, contents, strict=True))
-            for row, (item, start, stop) in enumerate(spans):
-                if made[row] is None:
-                    pieces = [came[item.entry, block] for block in item.blocks(start, stop)]
-                    whole = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-                    first = start // BLOCK * BLOCK
-                    made[row] = whole[start - first : stop - first]
-        return made  # type: ignore[return-value]
-
-    def _missing(self, item: Object) -> list[int]:
-        """The blocks of a file that the cache lacks."""
-        cached = self.cache.opened(item)
-        blocks = item.blocks(0, item.size)
-        return [n for n in blocks if cached is None or cached.read(*item.bounds(n)) is None]
+        found = [self.cache.read(*span) if span[2] > span[1] else b"" for span in spans]
+        blocks = {
+            (item.entry, block): (item, block)
+            for (item, start, stop), content in zip(spans, found, strict=True)
+            if content is None
+            for block in item.blocks(start, stop)
+        }
+        if not blocks:
+            return found  # type: ignore[return-value]
+        contents = self._request("read", [*blocks.values()])
+        fetched = dict(zip(blocks, contents, strict=True))
+        made: list[bytes | memoryview] = []
+        for (item, start, stop), content in zip(spans, found, strict=True):
+            if content is None:
+                pieces = [fetched[item.entry, block] for block in item.blocks(start, stop)]
+                first = start // BLOCK * BLOCK
+                made.append(memoryview(b"".join(pieces))[start - first : stop - first])
+            else:
+                made.append(content)
+        return made
 
     def local(self, address: str) -> Path:
         """The path of a file in the cache, which all of it is brought into; as `Files.local`."""
         item = self.look(address)
-        path, missing = self.cache.folder / item.entry, self._missing(item)
-        if not item.size:
+        path, missing = self.cache.path(item), self.cache.missing(item)
+        if not item.size:  # without blocks, which make the file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         with progress(f"downloading {address.rpartition('/')[2]}", item.size, "bytes") as show:
             for first in range(0, len(missing), _WINDOW):
-                window = [(item, block) for block in missing[first : first + _WINDOW]]
-                self._asked(len(window), do="read", blocks=window, forced=True)
+                window = missing[first : first + _WINDOW]
+                contents = self._request("read", [(item, block) for block in window])
+                try:
+                    for block, content in zip(window, contents, strict=True):
+                        self.cache.write(item, block, content)  # again, or without room for it
+                except OSError as error:
+                    raise DataError(self.cache.refusal(error)) from error
                 show((first + len(window)) * BLOCK)
         return path
 
@@ -340,8 +308,8 @@ class Client:
         if item.size > _WINDOW * BLOCK:  # too large to hold in memory
             return function(str(self.local(item.address)))
         content = self.read([(item, 0, item.size)])[0]
-        if item.size and not self._missing(item):
-            return function(str(self.cache.folder / item.entry))
+        if item.size and not self.cache.missing(item):
+            return function(str(self.cache.path(item)))
         with tempfile.NamedTemporaryFile(suffix=Path(item.address).suffix) as file:
             file.write(content)
             file.flush()
@@ -351,14 +319,13 @@ class Client:
         """The spans are read soon: fetch them when nothing is waited for.
 
         Returns:
-            the part of `files.ahead` that they take; 0: nothing is fetched ahead.
+            the part of `files.ahead` that their blocks take; 0: nothing is fetched ahead.
         """
         if not self.files.ahead:
             return 0.0
-        with suppress(OSError):  # its end is found by who reads
-            blocks = [(item, (r := item.blocks(*span)).start, r.stop) for item, *span in spans]
-            self._send(do="want", blocks=[(item, (first, last)) for item, first, last in blocks])
-        return sum(stop - start for _, start, stop in spans) / self.files.ahead
+        blocks = [(item, item.blocks(start, stop)) for item, start, stop in spans]
+        self._request("want", blocks)
+        return sum(min(len(of) * BLOCK, item.size) for item, of in blocks) / self.files.ahead
 
     def folder(self, address: str) -> RemoteRoot:
         """A folder, which is listed when it is first used."""
@@ -381,11 +348,11 @@ class Client:
         size = sum((folder / name).stat().st_size for name in names)
         with progress(f"sending {size >> 20} MiB to {address}"):
             try:
-                self._asked(do="send", folder=str(folder), names=names, last=last, address=address)
+                self._request("send", folder, names, last, address)
             except ConfigError as error:
                 raise ConfigError(Problem(key, str(error))) from error
             finally:
-                self._known, self._listings = {}, {}
+                self._known, self._listed = {}, {}
 
 
 def check_address(address: str) -> str:
@@ -467,6 +434,5 @@ class RemoteRoot(Root):
         return self.remote_files.find([*map(self.path, names)])
 
     def _names(self) -> list[str]:
-        names = self.remote_files.listing(self._root).names.tolist()
-        before = os.fsencode(self._before)
-        return [os.fsdecode(name[len(before) :]) for name in names if name.startswith(before)]
+        names, before = self.remote_files.listing(self._root), self._before
+        return [name[len(before) :] for name in names if name.startswith(before)]

@@ -15,14 +15,11 @@ by `pread`, 5 us in the cache of an address.
 from __future__ import annotations
 
 import io
-import math
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -46,7 +43,6 @@ _SPLITS = {
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 _MOST_FILES = 1_000_000  # that a pattern may stand for
-_OPEN = 128  # files of this machine that a process keeps open
 _PIECE = 4096  # bytes of one of the pieces that a fingerprint is made of
 _PIECES = 64
 
@@ -69,7 +65,7 @@ class RecordFiles:
 
     Attributes:
         sizes: bytes, int64[n], when this was made.
-        versions: of contents in their store; empty for files of this machine.
+        versions: of contents in their store, or the times of files of this machine.
         divided: whether names tell training from validation; else the dataset divides its rows.
         tested: whether names tell the files of a test.
         whole: whether the split has all rows of these files.
@@ -85,7 +81,6 @@ class RecordFiles:
     ) -> None:
         self.addresses, self.names, self.files = [*addresses], [*names], files or Files()
         self.is_remote = bool(addresses) and is_remote(self.addresses[0])
-        self._open: dict[int, _LocalFile] = {}
         if self.is_remote:
             remote = self.files.remote
             remote.find(self.addresses)  # by few requests
@@ -95,8 +90,7 @@ class RecordFiles:
         else:
             states = [*map(_state, self.addresses)]
             self.sizes = np.array([size for size, _ in states], np.int64)
-            self._times = [time for _, time in states]
-            self.versions = [""] * len(states)
+            self.versions = [str(time) for _, time in states]
 
     @classmethod
     def of(
@@ -137,13 +131,13 @@ class RecordFiles:
     def named(cls, folder: Root, names: Sequence[str]) -> RecordFiles:
         """These files of a folder."""
         remote = folder.remote_files
-        return cls([*map(folder.path, names)], names, remote and remote.files)
+        made = cls([*map(folder.path, names)], names, remote and remote.files)
+        every = np.arange(len(made))  # what they begin with is read soon, and here by one request
+        made.want(Spans(every, 0 * every, np.minimum(made.sizes, _PIECE)))
+        return made
 
     def __len__(self) -> int:
         return len(self.addresses)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_open": {}}
 
     def shares(self, val_fraction: float, test_fraction: float) -> tuple[float, float]:
         """The shares of the rows that validate and test; 0 where names of files say it."""
@@ -166,20 +160,31 @@ class RecordFiles:
         """
         wanted = zip(*(each.tolist() for each in spans), strict=True)
         if not self.is_remote:
-            return [self._opened(file).read(start, stop) for file, start, stop in wanted]
+            return [self._read(*each) for each in wanted]
         found: list[bytes | memoryview] = self.files.remote.read(
             [(self._items[file], start, stop) for file, start, stop in wanted]
         )
         return found
 
+    def _read(self, file: int, start: int, stop: int) -> bytes:
+        """Bytes start .. stop-1 of a file of this machine."""
+        with local_file(self.addresses[file]).open("rb", 0) as opened:
+            status = os.fstat(opened.fileno())
+            opened.seek(start)
+            content = opened.read(stop - start)
+            while 0 < len(content) < stop - start:  # more than the 2 GiB of one call
+                content += opened.read(stop - start - len(content))
+        if (status.st_size, str(status.st_mtime_ns)) != (self.sizes[file], self.versions[file]):
+            raise DataError(
+                f"{self.addresses[file]!r} has changed while it was in use. Let nothing write to "
+                "the data of a run, and restart the run."
+            )
+        return content
+
     def at(self, file: int, start: int, stop: int) -> bytes | memoryview:
         """Bytes start .. stop-1 of a file, fewer only at its end."""
         stop = min(stop, int(self.sizes[file]))
-        start = min(start, stop)
-        if not self.is_remote:
-            return self._opened(file).read(start, stop)
-        content: bytes | memoryview = self.files.remote.read([(self._items[file], start, stop)])[0]
-        return content
+        return self.read(Spans(*(np.array([n]) for n in (file, min(start, stop), stop))))[0]
 
     def open(self, file: int) -> io.BufferedReader:
         """A file, open for reading at any position; only what is read of it is fetched."""
@@ -205,10 +210,9 @@ class RecordFiles:
 
     def key(self, file: int) -> str:
         """What changes with the content of a file, for what is made of it and kept."""
-        version = self.versions[file] if self.is_remote else self._times[file]
         address = self.addresses[file]
         where = address if self.is_remote else str(local_file(address).absolute())
-        return f"{where}\0{self.sizes[file]}\0{version}"
+        return f"{where}\0{self.sizes[file]}\0{self.versions[file]}"
 
     def sample(self, file: int, pieces: int) -> list[bytes | memoryview]:
         """That many pieces of 4 KiB, evenly spread, for a fingerprint; all of a smaller file."""
@@ -239,48 +243,6 @@ class RecordFiles:
     def data_files(self) -> list[DataFile]:
         """The files, for hashing their content."""
         return [data_file(*pair, self.files) for pair in zip(self.names, self.addresses)]  # noqa: B905
-
-    def _opened(self, number: int) -> _LocalFile:
-        # No lock, which a fork could copy locked: a thread that comes between opens it again.
-        file = self._open.pop(number, None)
-        if file is None:
-            path = local_file(self.addresses[number])
-            file = _LocalFile(path, (int(self.sizes[number]), self._times[number]))
-            while len(self._open) >= _OPEN:
-                self._open.pop(next(iter(self._open)), None)
-        self._open[number] = file
-        return file
-
-
-class _LocalFile:
-    """An open file of this machine. Reads are `pread`: forks and threads share no position."""
-
-    def __init__(self, path: Path, state: tuple[int, int]) -> None:
-        self._path = path
-        self._file = os.open(path, os.O_RDONLY)
-        status = os.fstat(self._file)
-        if (status.st_size, status.st_mtime_ns) != state:
-            raise self._changed()
-
-    def read(self, start: int, stop: int) -> bytes:
-        content = os.pread(self._file, stop - start, start)
-        while len(content) < stop - start:  # a signal, or more than the 2 GiB of one call
-            done = start + len(content)
-            more = os.pread(self._file, stop - done, done)
-            if not more:
-                raise self._changed()
-            content += more
-        return content
-
-    def __del__(self) -> None:
-        with suppress(AttributeError):  # it was not opened
-            os.close(self._file)
-
-    def _changed(self) -> DataError:
-        return DataError(
-            f"{str(self._path)!r} has changed while it was in use. Let nothing write to the data "
-            "of a run, and restart the run."
-        )
 
 
 class _Reader(io.RawIOBase):
@@ -345,27 +307,22 @@ def expand_braces(pattern: str) -> list[str]:
     Raises:
         ConfigError: a brace is not closed, or a range goes down.
     """
-    pieces = _BRACES.split(pattern)  # text, inside of braces, text, inside ...
-    if any(brace in text for text in pieces[::2] for brace in "{}"):
-        raise ConfigError(Problem("dataset.root", f"{pattern!r}: its braces do not match"))
-    choices = [piece.split(",") if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
-    reason = ""
-    for number, inside in enumerate(pieces):
-        bounds = _RANGE.fullmatch(inside) if number % 2 else None
-        if bounds:
-            first, last = int(bounds[1]), int(bounds[2])
-            if last < first:
-                reason = f"the range {{{inside}}} goes down; write the lower number first"
-            elif last - first < _MOST_FILES:
-                width = len(bounds[1])
-                choices[number] = [str(value).zfill(width) for value in range(first, last + 1)]
-            else:
-                reason = f"the range {{{inside}}} stands for more than {_MOST_FILES} files"
-    if not reason and math.prod(map(len, choices)) > _MOST_FILES:
+    match = _BRACES.search(pattern)
+    if match is None:
+        if {"{", "}"} & {*pattern}:
+            raise ConfigError(Problem("dataset.root", f"{pattern!r}: its braces do not match"))
+        return [pattern]
+    (before,) = expand_braces(pattern[: match.start()])
+    ends, width = expand_braces(pattern[match.end() :]), 0
+    values: Sequence[object] = match[1].split(",")
+    if bounds := _RANGE.fullmatch(match[1]):
+        values, width = range(int(bounds[1]), int(bounds[2]) + 1), len(bounds[1])
+    reason = "" if values else f"the range {match[0]} goes down; write the lower number first"
+    if len(values) * len(ends) > _MOST_FILES:
         reason = f"it stands for more than {_MOST_FILES} files"
     if reason:
         raise ConfigError(Problem("dataset.root", f"{pattern!r}: {reason}"))
-    return ["".join(parts) for parts in product(*choices)]
+    return [f"{before}{str(value).zfill(width)}{end}" for value in values for end in ends]
 
 
 def split_of(name: str) -> str | None:

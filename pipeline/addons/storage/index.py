@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from penstock.addons.storage.client import INDEX
-from penstock.datasets.files import walk
+from penstock.datasets.files import open_root
 from penstock.errors import DataError, PenstockError
 from penstock.files.disk import write_atomically
 from penstock.terminal import put, watched
@@ -44,38 +45,34 @@ def parsed(content: bytes, address: str) -> list[tuple[str, int, str]]:
     return files
 
 
-def write(folder: Path) -> int:
+def write(folder: str | Path) -> int:
     """Write the index of a folder of this machine; the number of its files.
 
     Raises:
         DataError: the folder is missing or cannot be written, or a file cannot be read.
     """
-    if not folder.is_dir():
-        raise DataError(f"{str(folder)!r} is not a folder")
-    names = [name for name in walk(folder) if name != INDEX]
+    root = open_root(str(folder), "the files")
+    names = [name for name in root.files() if name != INDEX]
     lines = [_FIRST]
     for name in watched(names, len(names), f"reading the files of {folder}"):
-        try:
-            with (folder / name).open("rb") as file:
-                digest = hashlib.file_digest(
-                    file, lambda: hashlib.md5(usedforsecurity=False)
-                ).hexdigest()
-                size = file.tell()
-        except OSError as error:
-            raise DataError(
-                f"{str(folder / name)!r} cannot be read: {error.strerror or error}"
-            ) from error
+        with Path(root.path(name)).open("rb") as file:
+            digest = hashlib.file_digest(file, "md5").hexdigest()
+            size = file.tell()
         encoded = quote(name, safe="/", errors="surrogateescape")
         lines.append(f"{size} {digest} {encoded}".encode())
-    write_atomically(folder / INDEX, b"\n".join([*lines, b""]))
+    write_atomically(Path(root.path(INDEX)), b"\n".join([*lines, b""]))
     return len(names)
 
 
-if __name__ == "__main__":
+def main(write: Callable[[str], int], done: str) -> None:
+    """Let a command line write something for a folder, and say so."""
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m penstock.addons.storage.index FOLDER")
+        sys.exit("usage: python -m MODULE FOLDER")
     try:
-        count = write(Path(sys.argv[1]).expanduser())
-    except PenstockError as error:
+        put(f"{write(sys.argv[1])} {done} in {sys.argv[1]}")
+    except (PenstockError, OSError) as error:
         sys.exit(str(error))
-    put(f"{count} files are in {Path(sys.argv[1]) / INDEX}")
+
+
+if __name__ == "__main__":
+    main(write, f"files are in the {INDEX}")

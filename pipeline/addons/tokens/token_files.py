@@ -365,7 +365,7 @@ class _File:
             return {"offsets": offsets if offsets[-1] == total else np.append(offsets, total)}
 
         cache = CacheFolder(cache_dir, self._searched)
-        cache.arrays("documents", made, lambda kept: kept["offsets"][-1] == total)
+        cache.arrays("documents", made)
         return _Numbers(Root(cache.path / "documents"), "offsets.npy")
 
 
