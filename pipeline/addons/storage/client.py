@@ -206,7 +206,7 @@ class Client:
             self._known |= zip(unknown, self._request("look", unknown), strict=True)
         states = map(self._known.get, addresses)
         return [
-            state and Object.of(address, *state, self._endpoint)
+            state and Object.of(address, state[0], state[1], self._endpoint)
             for address, state in zip(addresses, states, strict=True)
         ]
 

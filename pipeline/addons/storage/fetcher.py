@@ -262,14 +262,16 @@ class Fetcher:
         while self._free and (pool := self._urgent or self._wanted):
             (entry, first), item = next(iter(pool.items()))
             last, most = first, (_URGENT if pool is self._urgent else MOST) // BLOCK
-            while last - first < most and (
-                self._urgent.pop((entry, last), None) or self._wanted.pop((entry, last), None)
-            ):
+            while last - first < most and self._is_taken((entry, last)):
                 last += 1
             self._free -= 1
             task = asyncio.create_task(self._fetch(item, range(first, last)))
             self.tasks.add(task)  # asyncio itself does not hold it
             task.add_done_callback(self.tasks.discard)
+
+    def _is_taken(self, key: Key) -> bool:
+        """Take a block that no request brings yet; whether it is one."""
+        return bool(self._urgent.pop(key, None) or self._wanted.pop(key, None))
 
     async def _fetch(self, item: Object, blocks: range) -> None:
         """Bring neighbouring blocks, and give them to those who wait for them."""

@@ -52,7 +52,7 @@ def read_samples(name: str, file: IO[bytes], dots: Dots) -> Iterator[Sample]:
     try:
         archive = tarfile.open(fileobj=opened, mode="r:")  # noqa: SIM115  # it holds no file
         while (member := archive.next()) is not None:
-            archive.members = []  # it would keep 1 kB of each
+            archive.members = []  # type: ignore[attr-defined]  # it would keep 1 kB of each
             where, number = f"{name!r}, member {number} ({member.name!r})", number + 1
             if member.isdir():
                 continue

@@ -121,7 +121,7 @@ def write(folder: str) -> int:
         raise DataError(f"{folder!r} is not a folder with .tar files")
     for number, address in enumerate(watched(files.addresses, len(files), f"indexing {folder}")):
         content = io.BytesIO()
-        np.savez(content, **make(files, number))
+        np.savez(content, **make(files, number))  # type: ignore[arg-type]
         write_atomically(Path(address + SUFFIX), content.getvalue())
     return len(files)
 
