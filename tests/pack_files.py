@@ -11,16 +11,6 @@ from torchvision import tv_tensors
 
 from penstock.addons.packs.packing import Recipe, pack
 
-# The entries of a pack.json of a dataset that has samples and no more.
-NO_ANSWERS = {
-    "table": False,
-    "lengths": False,
-    "path": False,
-    "text": None,
-    "columns": None,
-    "checks": False,
-}
-
 
 class Everything(Dataset):
     """A field of every kind that can be packed; `even` gives all pictures one size."""

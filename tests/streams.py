@@ -41,20 +41,6 @@ class Working(Decoding):
         return {**super().decode(record), "worker": -1 if info is None else info.id}
 
 
-class Meeting(Decoding):
-    """The first record that a process decodes waits until other processes have one, too."""
-
-    def __init__(self, length, barrier):
-        super().__init__(length)
-        self.barrier, self.has_met = barrier, False
-
-    def decode(self, record):
-        if not self.has_met:
-            self.barrier.wait(60)
-            self.has_met = True
-        return super().decode(record)
-
-
 class Sharded(Decoding):
     """Pieces whose lengths are known, or not."""
 
@@ -84,41 +70,12 @@ class Drawing(Plain):
             yield {"x": torch.tensor([number]), "noise": random.random()}
 
 
-class SelfSharding(Plain):
-    """Divides itself among workers, as torch's documentation tells people to do."""
-
-    def __iter__(self):
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        for number in range(first, self.length, step):
-            yield {"x": torch.tensor([number])}
-
-
 class Endless(IterableDataset):
     def __iter__(self):
         number = 0
         while True:
             yield {"x": torch.tensor([number])}
             number += 1
-
-
-class Sliceable(Plain):
-    """Holds its records, for a `worker_init_fn` to cut."""
-
-    def __init__(self, length):
-        super().__init__(length)
-        self.data = list(range(length))
-
-    def __iter__(self):
-        for number in self.data:
-            yield {"x": torch.tensor([number])}
-
-
-def cut_share(worker_id):
-    """What torch's documentation tells people to do in a `worker_init_fn`."""
-    info = get_worker_info()
-    size = len(info.dataset.data) // info.num_workers
-    info.dataset.data = info.dataset.data[worker_id * size : (worker_id + 1) * size]
 
 
 class Rewinding(Plain):
