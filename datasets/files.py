@@ -271,15 +271,15 @@ def with_endings(names: Sequence[str], endings: tuple[str, ...], where: str | No
     One warning counts the others by their endings, unless `where`, the name of their folder, is
     None: of two splits of a folder one warns.
     """
-    found = [name for name in names if name.lower().endswith(endings)]
-    if where is not None and (others := sorted({*names}.difference(found))):
+    chosen = [name for name in names if name.lower().endswith(endings)]
+    if where is not None and (others := sorted({*names}.difference(chosen))):
         kinds = Counter(Path(name).suffix.lower() or "without an ending" for name in others)
         counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(10))
         _log.warning(
             "%s: left out %d file(s): %s, the first '%s'. Read are files that end in %s.",
             *(where, len(others), counts, others[0], ", ".join(endings)),
         )
-    return found
+    return chosen
 
 
 def stranger(start: bytes) -> str | None:

@@ -100,9 +100,9 @@ class ImageFolder(FolderDataset):
         every = [name for name in self.folder.files() if "/" in name]
         # Both splits of an undivided folder skip the same files: one of them warns.
         warns = divided or split == "train"
-        found = with_endings(every, tuple(extensions), str(self.folder) if warns else None)
-        found.sort(key=lambda name: name.partition("/"))  # by class, and then by path
-        of_class = [name.partition("/")[0] for name in found]
+        images = with_endings(every, tuple(extensions), str(self.folder) if warns else None)
+        images.sort(key=lambda name: name.partition("/"))  # by class, and then by path
+        of_class = [name.partition("/")[0] for name in images]
         allowed = f"{self.holds.capitalize()} end in {', '.join(extensions)} (dataset.extensions)."
         there, numbers = {*of_class}, {name: n for n, name in enumerate(self.classes)}
         for name in self.folder.folders():
@@ -117,9 +117,9 @@ class ImageFolder(FolderDataset):
                     f"class {name!r}: {self.folder.path(name)!r} has no {self.holds}. Put some "
                     f"there or remove the folder. {allowed}"
                 )
-        if not found:
+        if not images:
             raise DataError(f"{str(self.folder)!r} has no {self.holds}. {allowed}")
-        self.names = np.array([*map(os.fsencode, found)])
+        self.names = np.array([*map(os.fsencode, images)])
         self.labels = np.array([numbers[name] for name in of_class], np.int64)
         if not divided:
             rows = split_rows(

@@ -192,12 +192,12 @@ class Split:
         """How many rows of the dataset filters have left out, by why."""
         return self.dataset.reasons if isinstance(self.dataset, SomeRows) else {}
 
-    def read(self, lazy: bool, own: tuple[str, Any] | None = None, **given: Any) -> Any:
+    def read(self, lazy: bool, own: tuple[str, Any] | None = None, **replaced: Any) -> Any:
         """The configured dataset with all its rows, built anew.
 
         Args:
             lazy: it leaves pictures undecoded, if it can.
-            own, given: another key and node, and arguments in place of the configured ones.
+            own, replaced: another key and node, and arguments in place of the configured ones.
         """
         key, node = own or self.node
         supply = {
@@ -217,10 +217,10 @@ class Split:
             or None,
         }
         build = partial(make, key=key, supply=supply, nested=True)
-        dataset = build({**node, **given})
+        dataset = build({**node, **replaced})
         # An iterator can be read once, and every epoch and worker reads it again.
         if isinstance(dataset, Iterator) and not hasattr(dataset, "__getitem__"):
-            return Yielded(build({**node, **given, "_partial_": True}))
+            return Yielded(build({**node, **replaced, "_partial_": True}))
         return dataset
 
     @property

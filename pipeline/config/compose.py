@@ -142,9 +142,9 @@ def load(
     for word in words:
         with _noting(problems, word):
             overrides.append(parse(word))
-    given: dict[str, Any] = {one.key_or_group: one.value() for one in overrides}
+    by_key: dict[str, Any] = {one.key_or_group: one.value() for one in overrides}
     with _noting(problems, ""):
-        folders = given.get("hydra.searchpath") or ()
+        folders = by_key.get("hydra.searchpath") or ()
         loader = open_loader(folders, config_name)
         choices = {
             str(one.input_line): one.key_or_group
@@ -163,7 +163,7 @@ def load(
             )
         for run in [
             folder
-            for path in (Path(str(given.get(key))) for key in ("run", "resume", "checkpoint"))
+            for path in (Path(str(by_key.get(key))) for key in ("run", "resume", "checkpoint"))
             for folder in (path, path.parent.parent)  # of a checkpoint
             if (folder / "manifest.json").is_file()
         ][:1]:
@@ -205,7 +205,7 @@ def load(
                 else:
                     ConfigLoaderImpl._apply_overrides_to_config([one], config)
         # Hydra's name for a run's folder, also in a file; "." is our default, "outputs" Hydra's.
-        if "run_dir" not in given and not re.match(
+        if "run_dir" not in by_key and not re.match(
             r"\.$|outputs/\$\{now:|.*\$\{run_dir",
             folder := str(_raw(config.hydra.run).get("dir")),
         ):

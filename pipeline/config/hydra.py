@@ -127,9 +127,9 @@ def overrides() -> list[str]:
     """The overrides of this job, as given: reading them one by one would resolve them."""
     if not HydraConfig.initialized():
         return []
-    given: Any = OmegaConf.to_container(HydraConfig.get().overrides)
+    typed: Any = OmegaConf.to_container(HydraConfig.get().overrides)
     # A job of a sweep may run where no command line was, so it brings where groups are looked for.
-    return [*given["task"], *(one for one in given["hydra"] if "hydra.searchpath=" in one)]
+    return [*typed["task"], *(one for one in typed["hydra"] if "hydra.searchpath=" in one)]
 
 
 def is_job() -> bool:

@@ -37,15 +37,15 @@ def effects(
         above: the key of the section, with a dot behind it.
         inherited: the effect of a field that has none of its own.
     """
-    found = {key: effect for key, effect in OF_ARGUMENTS.items() if key.startswith(above)}
+    by_key = {key: effect for key, effect in OF_ARGUMENTS.items() if key.startswith(above)}
     for field_name, field in section.model_fields.items():
         name = field.alias or field_name
         effect = next((one for one in field.metadata if isinstance(one, Effect)), inherited)
         kinds = field.annotation, *get_args(field.annotation)
         inner = [kind for kind in kinds if hasattr(kind, "model_fields")]
         below = effects(inner[0], f"{above}{name}.", effect) if inner else {}
-        found |= {**below, above + name: max(below.values(), default=effect)}
-    return found
+        by_key |= {**below, above + name: max(below.values(), default=effect)}
+    return by_key
 
 
 def effect_of(key: str) -> Effect:

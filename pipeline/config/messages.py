@@ -26,16 +26,16 @@ def show(value: Any) -> str:
 
 def of_schema(error: ValidationError, values: Any, section: str = "") -> list[Problem]:
     """A problem for each key that the schema refuses, with pydantic's reasons and a way out."""
-    found: dict[str, list[str]] = {}
+    by_key: dict[str, list[str]] = {}
     for entry in error.errors(include_url=False):
-        there, given = _there(values, entry["loc"]), show(entry["input"])
+        there, value = _there(values, entry["loc"]), show(entry["input"])
         names = [str(name) for name in entry["loc"][: len(there) + (entry["type"] == "missing")]]
         key, is_unknown = ".".join([*section.split(), *names]), entry["type"] == "extra_forbidden"
-        hint = familiar.advice(key, given.strip("'")) or (
+        hint = familiar.advice(key, value.strip("'")) or (
             nearest(names[-1], {*there[-1]} - {names[-1]}) if is_unknown else ""
         )
-        found.setdefault(key, []).append(f"{entry['msg']}, got {given}{hint}")
-    return [Problem(key, "; or: ".join(reasons)) for key, reasons in found.items()]
+        by_key.setdefault(key, []).append(f"{entry['msg']}, got {value}{hint}")
+    return [Problem(key, "; or: ".join(reasons)) for key, reasons in by_key.items()]
 
 
 def _there(node: Any, place: tuple[Any, ...]) -> list[Any]:

@@ -197,7 +197,7 @@ def resolve(name: Any, key: str) -> Any:
         )
     module, _, attribute = name.rpartition(".")
     try:
-        found = resolve_name(f"{module}:{attribute}")
+        target = resolve_name(f"{module}:{attribute}")
     except (ImportError, AttributeError) as error:
         above, _, last = (name if module in sys.modules else module).rpartition(".")
         there = sys.modules.get(above)
@@ -209,19 +209,19 @@ def resolve(name: Any, key: str) -> Any:
             else nearest(last, known)
         )
         raise ConfigError(Problem(key, f"{name}: {error}{way}")) from error
-    home = str(getattr(found, "__module__", ""))
+    home = str(getattr(target, "__module__", ""))
     kinds = [
         kind
         for prefix, kinds, homes in RULES
         if (own or is_below(name, [prefix])) and is_below(home, homes)
         for kind in kinds  # a package of one's own may have imported them
     ]
-    if (own and is_below(home, trusted())) or any(_is(found, kind) for kind in kinds):
-        return found
+    if (own and is_below(home, trusted())) or any(_is(target, kind) for kind in kinds):
+        return target
     raise ConfigError(
         Problem(
             key,
-            f"{name} is {home}.{getattr(found, '__qualname__', found)}, which is not "
+            f"{name} is {home}.{getattr(target, '__qualname__', target)}, which is not "
             f"{' or '.join(kinds) or f'of {module}'}, so it is not called",
         )
     )
@@ -232,11 +232,11 @@ def called(node: Any, key: str = "") -> Any:
     return resolve(node["_target_"], f"{key}._target_") if node and "_target_" in node else None
 
 
-def _is(found: Any, kind: str) -> bool:
+def _is(target: Any, kind: str) -> bool:
     """Whether an object is of a kind of the table."""
     if kind == "function":
-        return inspect.isfunction(found) and not found.__name__.startswith(("_", "register_"))
-    return isinstance(found, type) and (kind == "class" or issubclass(found, resolve_name(kind)))
+        return inspect.isfunction(target) and not target.__name__.startswith(("_", "register_"))
+    return isinstance(target, type) and (kind == "class" or issubclass(target, resolve_name(kind)))
 
 
 @lru_cache(maxsize=512)
@@ -281,8 +281,8 @@ def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: b
             for number, value in enumerate(node)
         ]
     if not isinstance(node, Mapping):
-        found = getattr(sys.modules.get("torch"), str(node).removeprefix("torch."), node)
-        return found if repr(found) == node else node
+        target = getattr(sys.modules.get("torch"), str(node).removeprefix("torch."), node)
+        return target if repr(target) == node else node
     values = {
         name: make(value, f"{key}.{name}", supply if nested else None, nested)
         for name, value in node.items()
@@ -322,10 +322,10 @@ def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: b
 
 def options(config: Any, key: str, *supplied: Any) -> Any:
     """What a class or function makes of its section in OPTIONS, behind what is supplied."""
-    return resolve_name(OPTIONS[key])(*supplied, **_given(config, key))
+    return resolve_name(OPTIONS[key])(*supplied, **_arguments_of(config, key))
 
 
-def _given(config: Any, key: str) -> dict[str, Any]:
+def _arguments_of(config: Any, key: str) -> dict[str, Any]:
     return {
         name: value
         for name, value in (reduce(getattr, key.split("."), config) or {}).items()
@@ -357,8 +357,8 @@ def check(config: Any, task: Any) -> Iterator[Problem]:
         task: of `seams.TASKS`; says which nodes it makes.
     """
     for key, name in OPTIONS.items():
-        if (key == "find" or not task.reads) and (given := _given(config, key)):
-            yield from _wrong_arguments(resolve_name(name), key, given, key)
+        if (key == "find" or not task.reads) and (values := _arguments_of(config, key)):
+            yield from _wrong_arguments(resolve_name(name), key, values, key)
     for section, value in config.model_dump(include=set() if task.reads else {*SUPPLIED}).items():
         for key, node in walk(value, section):
             try:

@@ -356,11 +356,11 @@ class DataLoader(torch_data.DataLoader[Sample]):
 
     def _samplers(self) -> list[Any]:
         """The sampler that is iterated, and those that it wraps."""
-        found: list[Any] = [self.sampler if self.batch_sampler is None else self.batch_sampler]
+        chain: list[Any] = [self.sampler if self.batch_sampler is None else self.batch_sampler]
         # A Mock has one without end.
-        while (inner := getattr(found[-1], "sampler", None)) is not None and len(found) < 9:
-            found.append(inner)
-        return found
+        while (inner := getattr(chain[-1], "sampler", None)) is not None and len(chain) < 9:
+            chain.append(inner)
+        return chain
 
     def _listeners(self) -> list[Any]:
         """Samplers and streams that have `set_epoch`."""
@@ -451,8 +451,8 @@ class EpochIterator(Iterator[Any]):
         for backend in backends if closes else ():
             self._open.callback(backend.close)
         runs = [
-            self._open.enter_context(backend.run(asked))
-            for backend, asked in zip(backends, requests, strict=True)
+            self._open.enter_context(backend.run(own))
+            for backend, own in zip(backends, requests, strict=True)
         ]
         self._batches = _batches(at, runs, pin and backends[0].in_main, self._open)
 

@@ -176,7 +176,7 @@ class Fetch:
         if self._way is not None and not samples.has_known:
             try:
                 fields, kinds = self._way(samples)
-                return Batch(fields, samples.asked, kinds=kinds, timing=samples.timer.seconds)
+                return Batch(fields, samples.requested, kinds=kinds, timing=samples.timer.seconds)
             except Exception as error:  # sample by sample it is found what is wrong
                 of_rows = isinstance(error, (PenstockError, OSError))
                 failure = "" if of_rows else in_one_line(error)
@@ -184,7 +184,7 @@ class Fetch:
             batch = self._by_sample(samples, begin_sample)
         else:
             batch = self._seeding.run(
-                lambda: self._by_sample(samples, self._seeding.seed), samples.asked.epoch
+                lambda: self._by_sample(samples, self._seeding.seed), samples.requested.epoch
             )
             if not self.compared:
                 self._compare(samples)
@@ -192,7 +192,7 @@ class Fetch:
         if failure and not samples.bad:
             self._way = None  # the next ones would be read twice as well
             samples.warnings["slow"] = (
-                f"batch {samples.asked.address} is made sample by sample, which takes longer: "
+                f"batch {samples.requested.address} is made sample by sample, which takes longer: "
                 f"{failure}"
             )
         return batch
@@ -215,9 +215,9 @@ class Fetch:
         places = samples.leave_out() if samples.bad else np.arange(len(samples.made))
         request, made, collate = samples.request, samples.made, self.collate
         restore = samples.restore if isinstance(collate, OwnCollate) else None
-        given = made if restore is None else [*map(restore, made)]
+        restored = made if restore is None else [*map(restore, made)]
         try:
-            fields = dict(collate(given, *samples.parts))
+            fields = dict(collate(restored, *samples.parts))
         except Exception as error:
             row = error.rows[1] if isinstance(error, Mismatch) else 0
             odd = partial(samples.left_out, int(places[row]), int(request.indices[row]))
@@ -233,7 +233,7 @@ class Fetch:
             kinds_of(made[0]),
             samples.timer.seconds,
             hashes,
-            tuple(of for slot, of in samples.bad.items() if slot < samples.asked.valid),
+            tuple(of for slot, of in samples.bad.items() if slot < samples.requested.valid),
         )
 
     def failed(self, error: Exception, stage: Stage, sample: Callable[[str], LeftOut]) -> LeftOut:
@@ -260,8 +260,8 @@ class Fetch:
         names = " and ".join(repr(name) for name in first if first[name] != again.get(name))
         if names:
             samples.warnings["unrepeatable"] = unlike = (
-                f"sample {samples.indices[0]} (epoch {samples.asked.epoch}, position "
-                f"{samples.asked.positions[0]}) has another {names} when it is made again. "
+                f"sample {samples.indices[0]} (epoch {samples.requested.epoch}, position "
+                f"{samples.requested.positions[0]}) has another {names} when it is made again. "
                 f"{_ADVICE}"
             )
             if self.hashed:
@@ -278,7 +278,7 @@ class Samples:
 
     Attributes:
         warnings: messages to log, by kind.
-        asked: the request.
+        requested: the request.
         request: the same; after `leave_out`, without the bad ones.
         indices: the rows that were asked for.
         made: the samples so far, with what is left out in the places of bad ones.
@@ -296,7 +296,7 @@ class Samples:
         timer: StageTimer | None = None,
         substitutes: Substitutes | None = None,
     ) -> None:
-        self.fetch, self.asked, self.request = fetch, request, request
+        self.fetch, self.requested, self.request = fetch, request, request
         self.rows, self.timer = fetch.dataset if rows is None else rows, timer or StageTimer()
         self.substitutes = substitutes or fetch.bad.substitutes
         self.indices: list[int] = request.indices.tolist()
@@ -310,7 +310,7 @@ class Samples:
     @cached_property
     def keys(self) -> KeyArray:
         """The keys of the samples, uint64[n]."""
-        return sample_keys(self.fetch.seed, self.asked.epoch, self.asked.positions)
+        return sample_keys(self.fetch.seed, self.requested.epoch, self.requested.positions)
 
     @property
     def parts(self) -> list[IntArray]:
@@ -319,7 +319,7 @@ class Samples:
 
     def begin(self, seed: Callable[[int], None] = begin_sample) -> None:
         """Read what can be read at once; `seed` begins a sample, given its key."""
-        self.seed, self.request, self.made = seed, self.asked, list[Any]()
+        self.seed, self.request, self.made = seed, self.requested, list[Any]()
         self.early: list[Any] | None = None
         # Where anything is drawn, row by row: each row's draws have a key.
         if self.fetch.reads_many and seed is begin_sample and not self.has_known:
@@ -360,11 +360,11 @@ class Samples:
 
     def left_out(self, slot: int, row: int, cause: str, known: bool = False) -> LeftOut:
         """The sample of a row, for `slot`, as one that is left out."""
-        asked, dataset = self.asked, self.fetch.dataset
+        requested, dataset = self.requested, self.fetch.dataset
         return LeftOut(
             row,
-            int(asked.positions[slot]),
-            *asked.address,
+            int(requested.positions[slot]),
+            *requested.address,
             path_of(dataset, row),
             cause,
             known,
@@ -402,7 +402,7 @@ class Samples:
 
     def _substitute(self, slot: int) -> tuple[int, Any]:
         """Row and sample for the place of a bad one; its draws are those of the place."""
-        for row in islice(self.substitutes(self.asked, slot), ATTEMPTS):
+        for row in islice(self.substitutes(self.requested, slot), ATTEMPTS):
             self.seed(int(self.keys[slot]))
             sample = self.make(slot, row)
             if not isinstance(sample, LeftOut):

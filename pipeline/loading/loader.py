@@ -55,11 +55,11 @@ class Transfer:
     def __call__(self, results: Iterable[Any]) -> Iterator[Any]:
         """`results` in their order, the batches among them on the device."""
         begun = map(self._begin, results)
-        yield from map(self._given, islice(begun, 1))
+        yield from map(self._ready, islice(begun, 1))
         waiting = next(begun, None)
         while waiting is not None:
             following = next(begun, None)
-            yield self._given(waiting)
+            yield self._ready(waiting)
             waiting = following
 
     def _begin(self, result: object) -> tuple[Any, Any]:
@@ -78,7 +78,7 @@ class Transfer:
             tensor = tensor.pin_memory()
         return tensor.to(self._device, non_blocking=True)
 
-    def _given(self, begun: tuple[Any, Any]) -> Any:
+    def _ready(self, begun: tuple[Any, Any]) -> Any:
         """A batch that the consumer's stream may use."""
         result, copied = begun
         if copied is not None:
@@ -173,8 +173,8 @@ class Loader:
     @cached_property
     def fingerprint(self) -> dict[str, str]:
         """The values that decide the batches, by name."""
-        given = self._fingerprint
-        return dict((given() if callable(given) else given) or {})
+        fingerprint = self._fingerprint
+        return dict((fingerprint() if callable(fingerprint) else fingerprint) or {})
 
     def __len__(self) -> int:
         """Steps in an epoch."""
@@ -204,7 +204,7 @@ class Loader:
         if self._ahead is not None:
             self._ahead.move(epoch, start)
         # Making workers counts as waiting: the consumer waits for it, too.
-        asked = began = time.perf_counter()
+        since = began = time.perf_counter()
         with self.workers.run(requests) as results:
             made = (result for _, result in results)
             for result in self._transfer(made) if self._transfer else made:
@@ -226,11 +226,11 @@ class Loader:
                 stats.samples += len(batch.indices)
                 stats.stages.update(batch.timing)
                 now = time.perf_counter()
-                stats.wait_seconds += now - asked
+                stats.wait_seconds += now - since
                 stats.total_seconds = now - began
                 stats.batches += 1
                 yield batch
-                asked = time.perf_counter()
+                since = time.perf_counter()
                 _ = self.fingerprint  # while the next ones are made
                 if self.budget is not None:  # only now, so that what was left out is on record
                     self.budget.add(batch.request.valid, batch.left_out)

@@ -49,7 +49,7 @@ from penstock.training.step import TrainOptions, TrainStep, renewed
 def run(config: Config) -> float | None:
     """Train; returns the best value of the monitored metric, None if it never was finite."""
     parts = TrainingParts(config)
-    data, asked = parts.data, config.distributed
+    data, launch = parts.data, config.distributed
     old = Path(config.run_dir if config.resume in (None, "auto") else config.resume)
     if config.resume is not None and (old.is_file() or checkpoint.has_checkpoint(old)):
         from penstock.addons.predicting import learned_of
@@ -61,7 +61,7 @@ def run(config: Config) -> float | None:
         opening.source(config)  # a wrong path is told of before data is read
     spare_cores(parts.world)
     with (
-        join(parts.world, asked.backend, asked.timeout, asked.strategy != "none") as group,
+        join(parts.world, launch.backend, launch.timeout, launch.strategy != "none") as group,
         data.train.loader(config.trainer.digest) as train,
         data.val.loader() if config.data.validates else nullcontext() as val,
     ):

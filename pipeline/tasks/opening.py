@@ -118,10 +118,10 @@ def find(config: Config, group: Group, own: Mapping[str, Any]) -> Opened:
     opened = Opened(fingerprint=own, restarted=any(group.gather(is_again)))
     if group.is_first:
         again = Source(Path(config.run_dir), required=False) if opened.restarted else None
-        if (found := source(config) or again) is not None:
-            opened.newest = _newest(found)
-            if found.folder is not None and has_manifest(found.folder):
-                opened.old = found.folder
+        if (origin := source(config) or again) is not None:
+            opened.newest = _newest(origin)
+            if origin.folder is not None and has_manifest(origin.folder):
+                opened.old = origin.folder
     path = group.gather(opened.newest.path if opened.newest else None)[0]  # of the first rank
     if path is None:
         return opened

@@ -146,18 +146,18 @@ def baselines(
 
     The latter on the first rank only. One that cannot be measured costs a warning.
     """
-    found: dict[str, Record] = {}
+    levels: dict[str, Record] = {}
     if objective.baseline_name:
         with only_shown("the baseline"):
             model = _constant(data, split, objective, monitor, loader, group)
             with warnings.catch_warnings(action="ignore", category=UserWarning):  # of constants
                 level = validate(model, objective, loader, group=group, observers=observers)
-            found[objective.baseline_name] = level
+            levels[objective.baseline_name] = level
     if group.is_first and data.config.data.validates:
         with only_shown("what else the result is compared with"):
             # These read all rows of training, once is enough.
-            found |= objective.comparisons(data.train.dataset, data.val.dataset)
-    return found
+            levels |= objective.comparisons(data.train.dataset, data.val.dataset)
+    return levels
 
 
 def _constant(

@@ -40,12 +40,12 @@ def jpeg_header(content: bytes) -> JpegHeader | None:
     if content[:2] != b"\xff\xd8" or content[-2:] != b"\xff\xd9":
         return None
     size, orientation, at = (0, 0), 0, 2
-    while found := _SEGMENT.match(content, at):
-        marker, length = found[1][0], int.from_bytes(found[2], "big")
+    while match := _SEGMENT.match(content, at):
+        marker, length = match[1][0], int.from_bytes(match[2], "big")
         if marker == _SCAN and all(size):
             return JpegHeader(*(size if orientation < 5 else size[::-1]), orientation or 1)
-        at = found.end() - 2 + length
-        segment = content[found.end() : at]
+        at = match.end() - 2 + length
+        segment = content[match.end() : at]
         if marker in _REFUSED or length < 2:
             return None
         if marker in _FRAMES:

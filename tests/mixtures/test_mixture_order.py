@@ -22,7 +22,7 @@ def sources_of(order, stop, start=0):
 
 
 def rows_given(order, epoch, position):
-    return {name: one["rows"] for name, one in order.given(epoch, position).items()}
+    return {name: one["rows"] for name, one in order.consumed(epoch, position).items()}
 
 
 weights = st.one_of(
@@ -102,7 +102,7 @@ def test_a_source_with_passes_ends_and_the_others_share_its_part():
     last = np.flatnonzero(source == 1)[-1]
     assert np.bincount(source[: last + 1], minlength=3)[1] == 60
     assert abs(np.mean(source[last + 1 :] == 2) - 2 / 3) < 0.01
-    assert order.given(9, 17)["b"] == {"rows": 60, "passes": 2}
+    assert order.consumed(9, 17)["b"] == {"rows": 60, "passes": 2}
     with pytest.raises(ConfigError, match=r"dataset\.weights: no source .* from sample 1\d\d on"):
         mixed({"a": 1, "b": 1}, {"a": 100, "b": 30}, passes={"a": 1, "b": 1})
 

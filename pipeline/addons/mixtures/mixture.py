@@ -265,9 +265,13 @@ class MixtureRows(Observer):
     def on_record(self, record: Record) -> None:
         request = self.plan.request(int(record["epoch"]), self._last)
         after = int(request.positions[: request.valid].max()) + 1
-        given = self.order.given(request.epoch, after // getattr(self.plan.sampler, "times", 1))
-        self.manifest["mixture"] = given
-        record |= {f"mixture/{name}/{key}": n for name in given for key, n in given[name].items()}
+        consumed = self.order.consumed(
+            request.epoch, after // getattr(self.plan.sampler, "times", 1)
+        )
+        self.manifest["mixture"] = consumed
+        record |= {
+            f"mixture/{name}/{key}": n for name in consumed for key, n in consumed[name].items()
+        }
 
 
 def observers(fit: Any) -> list[Observer]:

@@ -210,12 +210,12 @@ class MixtureOrder(Order):
             rows[mine] = self._firsts[number] + np.concatenate(passes)
         return rows
 
-    def given(self, epoch: int, position: int) -> dict[str, dict[str, float]]:
+    def consumed(self, epoch: int, position: int) -> dict[str, dict[str, float]]:
         """`rows` and `passes` that each source has given before a position of `epoch`, by name."""
         place = epoch * self.length + position
         counts = self._stages[self._number(place)].counts(place).tolist()
-        given = zip(self.lengths.items(), counts, strict=True)
-        return {name: {"rows": n, "passes": n / max(length, 1)} for (name, length), n in given}
+        counted = zip(self.lengths.items(), counts, strict=True)
+        return {name: {"rows": n, "passes": n / max(length, 1)} for (name, length), n in counted}
 
     def _number(self, place: int) -> int:
         """The number of the stage that has a position of the whole run."""

@@ -163,9 +163,9 @@ def _trial(parts: TrainingParts, train_step: TrainStep, workers: int | None, ste
         workers = 0 if loader.options.backend == "main" else loader.options.num_workers
         say(f"profiling {steps} steps with {workers} workers")
         for _ in range(steps):
-            asked = time.perf_counter()
+            began = time.perf_counter()
             batch = next(batches)
-            waits.append(time.perf_counter() - asked)
+            waits.append(time.perf_counter() - began)
             trained += _seconds(train_step, batch)
             for stage, seconds in batch.timing.items():
                 stages[stage] = stages.get(stage, 0.0) + seconds / steps

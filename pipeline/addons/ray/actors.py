@@ -95,7 +95,7 @@ def _connected(options: RayOptions, actors: int) -> Any:
     return ray
 
 
-class _Given(NamedTuple):
+class _Setup(NamedTuple):
     """What an actor needs besides requests; `fetch` is a reference, which it looks up itself."""
 
     fetch: Any
@@ -118,7 +118,7 @@ class Actors:
             num_cpus=own.cpus_per_actor, max_restarts=-1, max_task_retries=options.max_deaths - 1
         )(_Actor)
         size, sent, init = options.num_workers, self._ray.put(fetch), options.worker_init_fn
-        self._given = [_Given(sent, init, number, size, seed) for number in range(size)]
+        self._setups = [_Setup(sent, init, number, size, seed) for number in range(size)]
         self._actors = [kind.remote() for _ in range(size)]
         self._tasks: list[list[Task]] = [[] for _ in range(size)]
         self._silences = [Silence() for _ in range(size)]
@@ -128,7 +128,7 @@ class Actors:
         """Hand a request to the actor that has the fewest."""
         number, task = self._tasks.index(min(self._tasks, key=len)), Task(request)
         self._tasks[number].append(task)
-        future = self._actors[number].make.remote(self._given[number], request).future()
+        future = self._actors[number].make.remote(self._setups[number], request).future()
         future.add_done_callback(partial(self._done, number, task))
         return task
 
@@ -174,25 +174,25 @@ class _Actor:
     def __init__(self) -> None:
         self._fetch: Any = None
 
-    def make(self, given: _Given, request: Any) -> tuple[int, Any]:
+    def make(self, setup: _Setup, request: Any) -> tuple[int, Any]:
         """The pid of this process, and the result."""
         try:
             if self._fetch is None:
-                self._begin(given)
+                self._begin(setup)
             return os.getpid(), attempt(self._fetch, request)
         except BaseException as error:
-            return os.getpid(), wrapped(error, given.number)
+            return os.getpid(), wrapped(error, setup.number)
 
-    def _begin(self, given: _Given) -> None:
+    def _begin(self, setup: _Setup) -> None:
         import ray
 
         _send_tensors_as_arrays()
         share_by(torch.UntypedStorage)  # batches leave this process as copies
-        fetch = ray.get(given.fetch)
-        self._as_worker = as_worker(fetch, given.number, given.workers, given.seed)
+        fetch = ray.get(setup.fetch)
+        self._as_worker = as_worker(fetch, setup.number, setup.workers, setup.seed)
         self._as_worker.__enter__()  # it ends with its object
-        if given.init is not None:
-            given.init(given.number)
+        if setup.init is not None:
+            setup.init(setup.number)
         self._fetch = fetch
 
 

@@ -52,14 +52,14 @@ class OptunaSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the trials; called by Hydra with the overrides of the command line."""
-        given = OverridesParser.create(config_loader=self._loader).parse_overrides(
+        parsed = OverridesParser.create(config_loader=self._loader).parse_overrides(
             [*self._params, *arguments]
         )
-        self._fixed = {one.get_key_element(): values_of(one)[0] for one in given}
+        self._fixed = {one.get_key_element(): values_of(one)[0] for one in parsed}
         first = self._loader.load_sweep_config(self._config, list(self._fixed.values()))
         folder, swept = (
             Path(first.hydra.sweep.dir),
-            [one for one in given if one.is_sweep_override()],
+            [one for one in parsed if one.is_sweep_override()],
         )
         try:
             if not swept:
@@ -220,8 +220,8 @@ def observers(fit: Any) -> list[Observer]:
     options, path = fit.config.sweep.optuna, fit.folder.path
     if options is None or not (path.parent / JOURNAL).exists():
         return []
-    asked = (options[name] for name in ("pruner", "startup", "warmup"))
-    study, storage, _ = open_study(path.parent, *asked)
+    settings = (options[name] for name in ("pruner", "startup", "warmup"))
+    study, storage, _ = open_study(path.parent, *settings)
     known = storage.get_study_id_from_name(STUDY)
     return [
         Pruning(

@@ -105,8 +105,8 @@ class Pool:
         method = start_method(options)
         start: Any = multiprocessing.get_context(method)
         cells = start.RawArray("q", options.num_workers * FIELDS)
-        given = fetch, options, seed, os.getpid(), method, self._taken, self._made, cells
-        self._workers = [_Worker(n, start.Process, given) for n in range(options.num_workers)]
+        arguments = fetch, options, seed, os.getpid(), method, self._taken, self._made, cells
+        self._workers = [_Worker(n, start.Process, arguments) for n in range(options.num_workers)]
         self._error: BaseException | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._live, name="penstock-pool", daemon=True)
@@ -151,8 +151,8 @@ class Pool:
         with suppress(BlockingIOError):
             while True:
                 receive(self._taken, socket.MSG_DONTWAIT)[1]()
-        held = {status.task for status in self.statuses()}
-        self._unsent = deque(number for number in self._tasks if number not in held)
+        in_work = {status.task for status in self.statuses()}
+        self._unsent = deque(number for number in self._tasks if number not in in_work)
         self._send()
 
     def check(self) -> None:
@@ -280,16 +280,16 @@ class _Worker:
         cell: where it stands.
     """
 
-    def __init__(self, number: int, process: Any, given: tuple[Any, ...]) -> None:
-        self.number, self._new, self._given = number, process, given
+    def __init__(self, number: int, process: Any, arguments: tuple[Any, ...]) -> None:
+        self.number, self._new, self._arguments = number, process, arguments
         self.process: Any = None
-        cells = memoryview(given[-1]).cast("B").cast("q")
+        cells = memoryview(arguments[-1]).cast("B").cast("q")
         self.cell, self.silence = cells[number * FIELDS :][:FIELDS], Silence()
 
     def start(self) -> None:
         self.cell[:] = memoryview(array("q", (-1, -1, -1, worker_status.STARTING, -1)))
         self._stack = Connection(anonymous_file())
-        args = self.number, self._stack, *self._given
+        args = self.number, self._stack, *self._arguments
         process = self._new(target=_run, args=args, daemon=True)
         process.start()
         process.terminate = process.kill  # it lets SIGTERM pass, which a whole group may get
@@ -307,7 +307,7 @@ class _Worker:
         ends = time.monotonic() + 1
         while not self.stack() and time.monotonic() < ends:
             time.sleep(0.05)
-        return _FORKED if self._given[4] == "fork" else ""
+        return _FORKED if self._arguments[4] == "fork" else ""
 
     def end(self, until: float = 0.0) -> bool:
         """Wait for its end, then kill it, and release what was its own; whether it had died."""
