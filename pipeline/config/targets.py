@@ -42,7 +42,11 @@ SAME_FACTS = {
     "out_features": "num_outputs",
     "num_labels": "num_classes",
 }
-FACTS = ("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS)
+FACTS = (
+    *("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS),
+    *("num_numbers", "cardinalities", "target_mean", "target_scale"),  # of tables
+    *("past", "horizon", "season", "num_values", "num_known"),  # of windows of series
+)
 # What the build gives the nodes of a section, by name, where they take it.
 SUPPLIED: dict[str, tuple[str, ...]] = {
     "dataset": ("split", "train", "lazy", "limits", "files"),

@@ -76,7 +76,7 @@ def test_several_labels_by_names_or_by_columns(folder):
     expected = [1.0, 1.0, 0.0] if data.rows[0] % 3 else [0.0, 0.0, 1.0]
     assert torch.equal(data[0]["labels"], torch.tensor(expected))
     val = table(folder, "val", labels="tags")
-    assert val.flags[:, 2].sum() == 3  # of 14 owls a fifth, as of all
+    assert val.fields["labels"][:, 2].sum() == 3  # of 14 owls a fifth, as of all
     data = table(folder, labels=["flag"])
     assert data.classes == ["flag"]
     assert data[0]["labels"].tolist() == [float(data.rows[0] % 2)]
@@ -145,13 +145,18 @@ def test_a_file_in_several_rows_is_in_one_split(folder):
     ("column", "value", "columns", "message"),
     [
         (0, "im/zz.jpg", {}, r"row 3, column 'path': 'im/zz.jpg' is missing"),
-        (0, "", {}, r"'' is empty"),
-        (1, "rat", {"label": "label", "classes": ["cat", "dog"]}, r"has the class 'rat'"),
-        (1, "", {"label": "label"}, r"is empty: it needs a class"),
-        (2, "nan", {"numbers": ["age"]}, r"'nan' is not finite"),
-        (2, "1e40", {"numbers": ["age"]}, r"is not finite"),
-        (2, "1,5", {"numbers": ["age"]}, r"not a number.*write 1.5"),
-        (3, "", {"caption": "text"}, r"column 'text': '' is empty"),
+        (0, "", {}, r"row 3, column 'path': a missing value"),
+        (
+            1,
+            "rat",
+            {"label": "label", "classes": ["cat", "dog"]},
+            r"'rat' is none of the classes cat, dog",
+        ),
+        (1, "", {"label": "label"}, r"column 'label': a missing value"),
+        (2, "nan", {"numbers": ["age"]}, r"row 3, column 'age': a missing value is no float32"),
+        (2, "1e40", {"numbers": ["age"]}, r"'1e\+40' is no float32"),
+        (2, "1,5", {"numbers": ["age"]}, r"'1,5' is not a number"),
+        (3, "", {"caption": "text"}, r"column 'text': a missing value"),
         (5, "trian", {"split_column": "part"}, r"none of train, val, test"),
         (7, "2", {"labels": ["flag"]}, r"neither 0 nor 1"),
     ],
@@ -184,10 +189,9 @@ def test_a_damaged_table_is_explained(tmp_path, content, message):
 def test_wrong_arguments(folder, tmp_path):
     write(folder / "german.csv", rows(), delimiter=";")
     for arguments, message in (
-        ({"label": "lable"}, r"no column 'lable' \(did you mean 'label'\?\)"),
-        ({"file": "german.csv"}, r"set dataset.delimiter"),
-        ({"numbers": "age"}, r"write a list: \[age\]"),
-        ({"label": "label", "labels": "tags"}, r"either one class or several"),
+        ({"label": "lable"}, r"no column 'lable'; did you mean 'label'\?"),
+        ({"file": "german.csv"}, r"is dataset.delimiter another one"),
+        ({"label": "label", "labels": "tags"}, r"one class or several; set one to null"),
         ({"encoding": "klingon"}, r"unknown encoding"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -201,7 +205,7 @@ def test_wrong_arguments(folder, tmp_path):
 def test_drawn_scenes_say_what_is_in_them(tmp_path):
     data = DrawnScenes(str(tmp_path), count=6, labels="labels", label=None, caption="caption")
     assert data.classes == sorted(data.classes)
-    caption, words = data[0]["caption"], data.flags[0].nonzero()[0]
+    caption, words = data[0]["caption"], data.fields["labels"][0].nonzero()[0]
     assert all(data.classes[word] in caption for word in words)
     # A larger number begins with the same pictures.
     more = DrawnScenes(str(tmp_path), count=8, val_fraction=0.0)

@@ -2,7 +2,7 @@
 
 import pickle
 import re
-from datetime import time, timedelta
+from datetime import timedelta
 from decimal import Decimal
 
 import numpy as np
@@ -113,7 +113,7 @@ def test_new_rows_are_encoded_by_what_training_rows_said(tmp_path):
     for row in range(5):
         assert torch.equal(rows[row]["numbers"], train[row]["numbers"])
     new.drop(columns="area").to_csv(tmp_path / "n.csv", index=False)
-    with pytest.raises(ConfigError, match=r"dataset\.root: .*has no column 'area'"):
+    with pytest.raises(ConfigError, match=r"dataset\.root: .*there is no column 'area'"):
         Table.unlabelled(str(tmp_path / "n.csv"), train.learned, None, DEFAULT)
 
 
@@ -142,7 +142,7 @@ def test_files_of_every_kind_give_the_same_samples(tmp_path):
         same(Table(str(tmp_path / name), "price", "val", exclude=["sold"]), expected)
     how = {"delimiter": ";", "decimal": ",", "encoding": "utf-16"}
     copy = pickle.loads(pickle.dumps(Table(str(tmp_path / "t.csv"), "price", exclude=["sold"])))
-    assert copy.columns == ["row", "area", "rooms", "city", "built", "price"]
+    assert [*copy.metadata] == ["row", "area", "rooms", "city", "built", "price"]
     semi = Table(str(tmp_path), "price", "val", "semi.csv", exclude=["sold"], **how)
     assert semi[0]["numbers"] == pytest.approx(expected[0]["numbers"], abs=1e-5)
     assert expected.facts["num_outputs"] == 1
@@ -197,13 +197,12 @@ BAD = {
     "a,b\n1,2\n2,x\n": r"row 1, column 'b': 'x' is not a number",
     "a,b\n1,2\n2,inf\n": r"row 1, column 'b': 'inf' is not finite",
     'a,b\n1,2\n2,"3\n': "a quoted field is not closed",
-    "a,b\n1,1e308\n2,-1e308\n": "too large to be standardised",
     "a,b\n1,\xfc\n": r"Row #2: .*invalid UTF8 data; .*dataset.encoding",
 }
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_is_wrong_with_a_file_is_reported_with_its_line(tmp_path, text):
+def test_what_is_wrong_with_a_file_is_reported_with_its_row(tmp_path, text):
     (tmp_path / "t.csv").write_text(text, encoding="latin-1")
     with pytest.raises(DataError, match=r"(?s)t\.csv'|column 'b'") as raised:
         Table(str(tmp_path / "t.csv"), "a", numbers=["b"], val_fraction=0)
@@ -214,14 +213,12 @@ def test_what_is_wrong_with_options_is_reported_with_the_key(tmp_path):
     data = frame()
     names = pd.DataFrame({"name": [f"n{n}" for n in range(300)], "y": [0, 1] * 150})
     for options, message in (
-        ({"target": "prise"}, r"dataset\.target: .*no column 'prise' \(did you mean 'price'"),
+        ({"target": "prise"}, r"dataset\.target: .*no column 'prise'; did you mean 'price'"),
         ({"target": "sold", "exclude": ["pric"]}, r"dataset\.exclude: .*no column 'pric'"),
         ({"target": "sold", "columns": ["sold"]}, r"dataset\.columns: leaves no column"),
-        ({"target": "sold", "numbers": ["area"], "dates": ["area"]}, "'area' is also a number"),
+        ({"target": "sold", "numbers": ["area"], "dates": ["area"]}, r"also dataset\.numbers"),
         ({"target": "built"}, "has dates, which are no target"),
         ({"target": ["sold", "price"], "kind": "class"}, "several targets have to be numbers"),
-        ({"target": "sold", "classes": ["no"], "kind": "number"}, r"dataset\.kind: number, but"),
-        ({"target": "sold", "decimal": ",,"}, r"dataset\.decimal"),
     ):
         with pytest.raises(ConfigError, match=message):
             Table(data, **options)
@@ -230,11 +227,7 @@ def test_what_is_wrong_with_options_is_reported_with_the_key(tmp_path):
     assert Table(names, "y", categories=["name"], val_fraction=0).facts["cardinalities"] == [302]
     with pytest.raises(DataError, match=r"cannot be read: No such file.*dataset\.root"):
         Table(str(tmp_path / "none.csv"), "y")
-    lists = pd.DataFrame({"y": [1.5, 2], "x": [[1], [2]], "z": [1, 2]})
-    lists.to_parquet(tmp_path / "l.parquet")
-    with pytest.raises(DataError, match=r"column 'x' is ndarray.*dataset\.exclude=\[x\]"):
-        Table(str(tmp_path / "l.parquet"), "y")
-    assert len(Table(str(tmp_path / "l.parquet"), "y", exclude=["x"], val_fraction=0)) == 2
+    frame().to_parquet(tmp_path / "l.parquet")
     (tmp_path / "d.parquet").write_bytes((tmp_path / "l.parquet").read_bytes()[:-40])
     with pytest.raises(DataError, match=r"d\.parquet"):
         Table(str(tmp_path / "d.parquet"), "y")
@@ -264,10 +257,8 @@ def test_models_take_any_columns():
     for model in (TableMlp(2, 3, [5, 4], hidden=[8]), TableLinear(2, 3, [5, 4])):
         assert model.eval()(numbers, categories).shape == (4, 2)
     none = torch.zeros(4, 0)
-    assert TableMlp(1, 3, hidden=[8])(numbers, none.long()).shape == (4, 1)
+    assert TableMlp(1, 3, [], hidden=[8])(numbers, none.long()).shape == (4, 1)
     assert TableLinear(1, 0, [5, 4])(none, categories).shape == (4, 1)
-    with pytest.raises(ConfigError, match="facts of dataset=table"):
-        TableMlp(2)
 
 
 def test_drawn_customers_are_a_table(tmp_path):
@@ -282,120 +273,71 @@ def test_drawn_customers_are_a_table(tmp_path):
 NAMES = ("NA", "DE", "None", "nan", "null")
 
 
-def _both(folder, cells, typed=None, **options):
+def sources(folder, cells, typed=None):
     """The same column `c` as CSV, as Parquet and as a frame, beside a number and a class."""
     count = 60
     others = {"x": range(count), "y": ["u", "v"] * (count // 2)}
     texts = [cells[row % len(cells)] for row in range(count)]
-    values = texts if typed is None else [typed[row % len(typed)] for row in range(count)]
+    column = pa.array([(typed or cells)[row % len(cells)] for row in range(count)])
     pd.DataFrame({"c": pd.Series(texts, dtype=object), **others}).to_csv(
         folder / "a.csv", index=False
     )
-    column = pa.array(values, pa.uint64() if max(map(_size, values)) >= 2**63 else None)
-    pq.write_table(pa.table({"c": column, **others}), folder / "a.parquet")
-    frame = pd.DataFrame({"c": pd.Series(values, dtype=object), **others})
-    sources = (str(folder / "a.csv"), str(folder / "a.parquet"), frame)
-    return [Table(source, **{"target": "y"} | options) for source in sources]
+    table = pa.table({"c": column, **others})
+    pq.write_table(table, folder / "a.parquet")
+    frame = table.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind))
+    return str(folder / "a.csv"), str(folder / "a.parquet"), frame
 
 
-def _size(value):
-    return value if isinstance(value, int) else 0
+def test_categories_that_are_called_na_are_names_in_every_kind_of_file(tmp_path):
+    for source in sources(tmp_path, NAMES):
+        assert Table(source, "y").encoding.categories["c"] == sorted(NAMES)
+        without = Table(source, "y", missing=["", "NA", "null"])
+        assert without.encoding.categories["c"] == ["DE", "None", "nan"]
+        assert Table(source, "c").classes == sorted(NAMES)
+    for cells in (["01234", "10115"], ["1", "?", "4"], ["1,5", "3"], ["1_000", "0x10"]):
+        for source in sources(tmp_path, cells):
+            assert Table(source, "y").encoding.categories["c"] == sorted(cells)
 
 
-def _told(caplog, *parts):
-    lines = [line for line in caplog.messages if all(part in line for part in parts)]
-    return len(lines)
-
-
-def test_categories_that_are_called_na_stay_and_are_told(tmp_path, caplog):
-    for table in _both(tmp_path, NAMES):
-        assert table.encoding.categories["c"] == sorted(NAMES)
-    assert _told(caplog, "column 'c'", "'NA' (12)", "'null' (12)", "dataset.missing") == 3
-    for table in _both(tmp_path, NAMES, missing=["", "NA", "null"]):
-        assert table.encoding.categories["c"] == ["DE", "None", "nan"]
-    for table in _both(tmp_path, NAMES, target="c"):
-        assert table.classes == sorted(NAMES)
-
-
-def test_marks_among_numbers_and_dates_are_no_value_and_are_told(tmp_path, caplog):
-    for table in _both(tmp_path, ["1.5", "NA", "-2", "n/a"], numbers=["c"]):
-        assert table.encoding.names[:2] == ["c", "c missing"]
-    for table in _both(tmp_path, ["2026-01-31", "NA", "9999-12-31"]):
-        dates = table.encoding.numbers[0]
+def test_marks_among_numbers_and_dates_are_no_value(tmp_path):
+    for source in sources(tmp_path, ["1.5", "NA", "-2", "n/a"]):
+        assert Table(source, "y", numbers=["c"]).encoding.names[:2] == ["c", "c missing"]
+    for source in sources(tmp_path, ["2026-01-31", "NA", "9999-12-31"]):
+        dates = Table(source, "y").encoding.numbers[0]
         assert (dates.is_date, dates.flagged) == (True, True)
         assert 1.4e6 < dates.mean < 1.6e6
-    assert _told(caplog, "column 'c'", "'NA' (15), 'n/a' (15) stand for no value") == 3
-    assert _told(caplog, "column 'c'", "'NA' (20) stand for no value") == 3
-
-
-@pytest.mark.parametrize(
-    ("cells", "shown"),
-    [
-        (["01234", "10115"], "'01234' (30)"),
-        (["1", "?", "4", "5"], "'?' (15)"),
-        (["1,5", "2,5", "3"], "'1,5' (20), '2,5' (20)"),
-        (["1_000", "2"], "'1_000' (30)"),
-        (["€5", "€7"], "'€5' (30), '€7' (30)"),
-        (["DE", "de", "FR"], "'DE' (20), 'de' (20) are different names"),
-    ],
-)
-def test_what_looks_like_something_else_is_told(tmp_path, caplog, cells, shown):
-    for table in _both(tmp_path, cells):
-        assert table.encoding.categories["c"] == sorted(cells)
-    assert _told(caplog, "column 'c'", shown) == 3
-    caplog.clear()
-    _both(tmp_path, cells, categories=["c"])
-    assert not caplog.messages
-
-
-def test_days_written_as_numbers_are_told(tmp_path, caplog):
-    _both(tmp_path, [20260131, 20260201])
-    assert _told(caplog, "column 'c'", "look like days", "dataset.dates=[c]") == 3
-    for table in _both(tmp_path, [20260131, 20260201], dates=["c"], date_format="%Y%m%d"):
-        assert table.encoding.numbers[0].is_date
-        assert table.encoding.numbers[0].scale < 1
+    for source in sources(tmp_path, [20260131, 20260201]):
+        dates = Table(source, "y", dates=["c"], date_format="%Y%m%d").encoding.numbers[0]
+        assert (dates.is_date, round(dates.scale, 1)) == (True, 0.5)
 
 
 @pytest.mark.parametrize("base", [2**53, 2**63, -(2**63)])
 def test_whole_numbers_are_exact_beside_missing_ones(tmp_path, base):
     names = [base, base + 1, base + 3]
-    for options in ({"target": "c", "without_target": "skip"}, {"categories": ["c"]}):
-        for table in _both(tmp_path, [*names, None], **options):
-            found = table.classes if "target" in options else table.encoding.categories["c"]
-            assert sorted(map(int, found)) == names
+    typed = pa.array([*names, None], pa.uint64() if base == 2**63 else pa.int64()).to_pylist()
+    frames = sources(tmp_path, [*names, None], [Decimal(n) if n is not None else n for n in typed])
+    for source in frames:
+        assert sorted(map(int, Table(source, "c", without_target="skip").classes)) == names
+        found = Table(source, "y", categories=["c"]).encoding.categories["c"]
+        assert sorted(map(int, found)) == names
 
 
-def test_whole_numbers_that_pandas_has_merged_are_refused():
-    frame = pd.DataFrame({"c": [2**53 + 1, None, 2**53 + 3] * 20, "y": range(60)})
-    with pytest.raises(DataError, match=r"row 0, column 'c'.*2\^53.*Int64"):
-        Table(frame, "y", kind="number", categories=["c"])
-
-
-def test_exact_numbers_of_python_are_numbers(tmp_path):
-    typed = [Decimal("1.25"), timedelta(seconds=90), time(0, 1, 30)]
-    for first, number in zip(typed, (1.25, 90.0, 90.0), strict=True):
-        frame = pd.DataFrame({"c": [first, None] * 30, "x": range(60), "y": ["u", "v"] * 30})
-        scaled = Table(frame, "y", numbers=["c"]).encoding.numbers[0]
-        assert (scaled.name, scaled.mean) == ("c", number)
-    large = [Decimal(2**60), Decimal(2**60 + 1)]
-    for table in _both(tmp_path, [int(value) for value in large], large, target="c"):
-        assert table.classes == [str(2**60), str(2**60 + 1)]
-
-
-@pytest.mark.parametrize("cell", [[1, 2], b"a", {"a": 1}, 1 + 2j, pd.Period("2026"), object()])
-def test_cells_that_are_no_values_are_refused(cell):
+@pytest.mark.parametrize("cell", [[1, 2], b"a", {"a": 1}, timedelta(1), pd.Period("2026")])
+def test_columns_that_are_no_values_are_left_out_and_refused_by_name(cell, caplog):
     frame = pd.DataFrame({"c": pd.Series([cell] * 60), "x": range(60), "y": ["u", "v"] * 30})
+    assert Table(frame, "y").encoding.names == ["x"]
+    assert "column 'c' is" in caplog.text
     with pytest.raises(DataError, match=r"column 'c' is .*exclude=\[c\]"):
-        Table(frame, "y")
-    assert len(Table(frame, "y", exclude=["c"])) == 48
+        Table(frame, "y", numbers=["c"])
+    mixed = frame.assign(c=pd.Series(["a", 1] * 30, dtype=object))
+    with pytest.raises(DataError, match=r"column c with type object.*one type, as texts"):
+        Table(mixed, "y")
 
 
-def test_a_column_that_is_constant_but_for_rounding_is_not_scaled_and_is_told(caplog):
+def test_a_column_that_is_constant_but_for_rounding_is_not_scaled():
     for low, high in ((0.3, 0.1 + 0.2), (1.0, 1.0 + 1e-12), (2**60, 2**60 + 1)):
         frame = pd.DataFrame({"z": [low, high] * 30, "x": np.arange(60.0), "y": ["a", "b"] * 30})
-        caplog.clear()
         train, val = Table(frame, "y"), Table(frame, "y", "val")
-        assert _told(caplog, "column 'z'", "no more than rounding") == 1
         frame.loc[val.rows, "z"] = 7.0
         val = Table(frame, "y", "val")
         assert max(float(val[row]["numbers"][0].abs()) for row in range(len(val))) <= 2**60
@@ -405,10 +347,9 @@ def test_a_column_that_is_constant_but_for_rounding_is_not_scaled_and_is_told(ca
     assert Table(single, "y", kind="number").encoding.numbers[0].scale == 1.0
     small = pd.DataFrame({"z": np.arange(60) * 1e-15, "y": range(60)})
     assert Table(small, "y", kind="number").encoding.numbers[0].scale < 1e-13  # a unit of its own
-    assert _told(caplog, "column 'z'", "if that is rounding, leave it out")
 
 
-def test_predictions_have_the_cells_of_the_table_and_new_categories_are_told(tmp_path, caplog):
+def test_predictions_have_the_cells_of_the_table_and_new_categories_are_logged(tmp_path, caplog):
     rows = [f"{2**53 + row},0{row % 5},{'NA' if row % 3 else 'DE'},{row}.5" for row in range(60)]
     (tmp_path / "a.csv").write_text("\n".join(["id,zip,country,price", *rows]))
     (tmp_path / "new.csv").write_text(f"id,row,zip,country\n{2**53 + 1},7,01,FR\n,8,,NA\n")
@@ -419,11 +360,13 @@ def test_predictions_have_the_cells_of_the_table_and_new_categories_are_told(tmp
     assert new.about(0) == {"id": 2**53 + 1, "table/row": 7, "zip": "01", "country": "FR"}
     assert new.about(1) == {"id": None, "table/row": 8, "zip": None, "country": "NA"}
     assert [row["categories"].tolist() for row in (new[0], new[1])] == [[3, 1], [0, 3]]
-    assert _told(caplog, "column 'country'", "1 cells", "'FR'") == 1
+    assert "column 'country': 1 cells have categories that training rows don't have: 'FR'" in (
+        caplog.text
+    )
 
 
 def test_a_validation_file_without_a_column_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("x,z,y\n" + "1,2,u\n3,4,v\n" * 5)
     (tmp_path / "b.csv").write_text("x,y\n1,u\n3,v\n")
-    with pytest.raises(ConfigError, match=r"'.*b\.csv' has no column 'z'"):
+    with pytest.raises(ConfigError, match=r"b\.csv' there is no column 'z'"):
         Table(str(tmp_path), "y", "val", "a.csv", "b.csv")

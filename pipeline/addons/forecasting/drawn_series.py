@@ -6,7 +6,6 @@ by its arguments. Cost: 5 us a row, once.
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy as np
 from penstock.addons.forecasting.windows import Fill, Scale, Windows
 from penstock.datasets.files import generated_data
 from penstock.datasets.reading.base import Split
-from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Index, Seed
 from penstock.order.keys import hash64
 
@@ -30,13 +28,13 @@ class DrawnSeries(Windows):
             in the user's cache (see `penstock.datasets.files.generated_data`).
         split: "train", "val" or "test".
         count: number of shops.
-        days: number of days, 30 or more.
+        days: number of days.
         seed: other sales for another seed.
         past, horizon, stride, season, val_fraction, gap, scale, fill, test_fraction: as in
             `Windows`.
 
     Raises:
-        ConfigError: a number is out of range, or no window fits.
+        ConfigError: no window fits.
         DataError: the data cannot be written.
     """
 
@@ -57,8 +55,6 @@ class DrawnSeries(Windows):
         fill: Fill = "refuse",
         test_fraction: Fraction = 0.0,
     ) -> None:
-        if days < 30:
-            raise ConfigError(Problem("dataset.days", f"{days} days; allowed: 30 or more"))
         name = f"{count}x{days}-seed{seed}-v{VERSION}"
         with generated_data(
             root, "drawn_series", name, lambda folder: _write(folder, count, days, seed)
@@ -84,18 +80,20 @@ class DrawnSeries(Windows):
 
 
 def _write(folder: Path, count: int, days: int, seed: int) -> None:
+    import pandas as pd
+
     random = np.random.default_rng(hash64(seed, "sales"))
     day = np.datetime64("2023-01-01") + np.arange(days)
-    with (folder / FILE).open("w", newline="", encoding="utf-8") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow(["day", "shop", "sold", "promotion"])
-        for shop in range(count):
-            size = float(np.exp(random.normal(4.5, 0.8)))
-            week = 1 + 0.35 * random.normal(size=7)
-            promotion = random.random(days) < 0.12
-            drift = np.cumsum(random.normal(0, 0.006, days))
-            year = 0.15 * np.sin(2 * np.pi * (np.arange(days) / 365 + random.random()))
-            level = week[np.arange(days) % 7].clip(0.2) * np.exp(drift + year)
-            sold = size * (level + 0.6 * promotion + random.normal(0, 0.12, days))
-            rows = zip(day, sold.clip(0), promotion, strict=True)
-            out.writerows([date, f"shop {shop + 1}", f"{n:.1f}", int(p)] for date, n, p in rows)
+    shops = []
+    for shop in range(count):
+        size = float(np.exp(random.normal(4.5, 0.8)))
+        week = 1 + 0.35 * random.normal(size=7)
+        promotion = random.random(days) < 0.12
+        drift = np.cumsum(random.normal(0, 0.006, days))
+        year = 0.15 * np.sin(2 * np.pi * (np.arange(days) / 365 + random.random()))
+        level = week[np.arange(days) % 7].clip(0.2) * np.exp(drift + year)
+        sold = size * (level + 0.6 * promotion + random.normal(0, 0.12, days))
+        columns = {"day": day, "shop": f"shop {shop + 1}", "sold": sold.clip(0)}
+        shops.append(pd.DataFrame(columns | {"promotion": promotion.astype(int)}))
+    sales = pd.concat(shops)
+    sales.to_csv(folder / FILE, index=False, float_format="%.1f", lineterminator="\n")

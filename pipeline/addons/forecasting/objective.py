@@ -64,14 +64,11 @@ class Forecasting(Regression):
         metrics: Mapping[str, Metric],
         inputs: Sequence[str],
         target: str,
-        season: int = 0,
-        horizon: int = 0,
-        num_values: int = 0,
+        season: int,
+        horizon: int,
+        num_values: int,
     ) -> None:
         super().__init__(loss, metrics, inputs, target)
-        if not (season and horizon and num_values):
-            reason = "forecasting needs the facts of dataset=windows; this dataset has none"
-            raise ConfigError(Problem("objective", reason))
         self._naive = SeasonalNaive(season, horizon, num_values)
 
     def baseline(self, batches: Iterable[Batch], monitor: str = "loss") -> nn.Module:
@@ -167,16 +164,13 @@ class DLinear(nn.Module):
 
     def __init__(
         self,
-        past: int = 0,
-        horizon: int = 0,
-        num_values: int = 1,
-        num_known: int = 0,
+        past: int,
+        horizon: int,
+        num_values: int,
+        num_known: int,
         kernel: int = 25,
     ) -> None:
         super().__init__()
-        if not (past and horizon):
-            reason = "needs past and horizon, facts of dataset=windows; this dataset has none"
-            raise ConfigError(Problem("model", reason))
         if kernel < 1 or kernel % 2 == 0:
             raise ConfigError(Problem("model.kernel", f"{kernel}; allowed: odd numbers from 1"))
         self.values, self.kernel = num_values, kernel

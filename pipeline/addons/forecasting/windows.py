@@ -7,6 +7,12 @@
 A window lies in one part with all its steps, so that nothing of validation is seen in training, and
 no target of training in validation. Means, deviations and the errors of the naive forecast are
 those of the training part. All series are in memory: 12 bytes a value; a sample is two slices.
+
+`Ahead` has the last window of each series of another file, and forecasts the steps that follow:
+
+    time,shop,sold,promotion
+    2026-01-31,north,15,1
+    2026-02-01,north,,1      (rows behind the last value say what is known of the steps to forecast)
 """
 
 from __future__ import annotations
@@ -24,33 +30,92 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.addons.storage.files import data_file
-from penstock.addons.tabular.encoding import oddities
-from penstock.addons.tabular.frames import (
-    Frame,
-    TextFormat,
-    check_columns,
-    floats,
-    moments,
-    read_frame,
-    words,
-)
+from penstock.addons.tabular.frames import FRAME, Floats, Frame, check_roles, read_frame
 from penstock.datasets.files import DataFile, Files
 from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, check_split, val_count
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import DEFAULT, Count, Fraction, Index, Limits
+from penstock.files.limits import Count, Fraction, Index, Limits
 from penstock.order.keys import IntArray
 from penstock.transforms.statistics import scales
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from penstock.addons.forecasting.ahead import Ahead
-
 Scale = Literal["series", "global", "none"]
 Fill = Literal["refuse", "carry"]
-Floats = npt.NDArray[np.float64]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Series:
+    """The rows of a table by series, and by time in each.
+
+    Attributes:
+        names: of the series, sorted; "" where there is only one.
+        order: int64[N], the row of the table at each place.
+        bounds: int64[S + 1], the places of each series.
+        times: int64[N] or datetime64[N], by place.
+        cells: float64[N, n], columns of numbers, by place; NaN where a value is missing.
+    """
+
+    names: list[str]
+    order: IntArray
+    bounds: list[int]
+    times: npt.NDArray[Any]
+    cells: Floats
+
+
+def series_of(
+    frame: Frame, time: str, series: str | None, numbers: Sequence[str], date_format: str | None
+) -> Series:
+    """The series of a table.
+
+    Raises:
+        DataError: a time is missing, no date or whole number, or not one step after the one before;
+            a series has no name. The message names file, row and series.
+    """
+    texts = [""] * len(frame) if series is None else frame.texts(series)
+    names, codes = np.unique(np.array(texts), return_inverse=True)
+    order = np.argsort(codes, kind="stable").astype(np.int64)
+    bounds = np.searchsorted(codes[order], np.arange(len(names) + 1)).tolist()
+    if frame.kind(time) == "number":
+        times: npt.NDArray[Any] = frame.numbers(time)
+        wrong = ~(times % 1 == 0)
+    else:
+        times = frame.dates(time, date_format)
+        wrong = np.isnat(times)
+    for row in np.flatnonzero(wrong)[:1].tolist():
+        raise frame.error(row, time, "is no time; times are dates, or whole numbers. Correct it")
+    times = times[order]
+    cells = np.stack([frame.numbers(name) for name in numbers], 1)[order]
+    made = Series(names.tolist(), order, bounds, times, cells)
+    _check_steps(frame, made, codes[order], time)
+    return made
+
+
+def _check_steps(frame: Frame, series: Series, codes: IntArray, column: str) -> None:
+    """Refuse a time that is not one step, or one month, after the time before it."""
+    within, times = np.diff(codes) == 0, series.times
+    steps = np.diff(times).astype(np.int64)
+    if times.dtype.kind == "M" and len(times):
+        months = times.astype("datetime64[M]")
+        since, until = times - months, (months + 1) - times
+        # The same day and time of their months, or the last day of each.
+        if (since == since[0]).all() or (until == until[0]).all():
+            steps = np.diff(months).astype(np.int64)
+    lengths, counts = np.unique(steps[within], return_counts=True)
+    usual = lengths[counts.argmax()] if len(lengths) else 1
+    for place in np.flatnonzero(within & ((steps != usual) | (steps <= 0)))[:1].tolist():
+        before, row = series.order[place : place + 2].tolist()
+        name = series.names[codes[place]]
+        raise frame.error(
+            row,
+            column,
+            f"of series {name!r} does not come one step after {times[place]} (row {before}). Sort "
+            "the rows of a series by time, name dataset.series, remove times that occur twice, and "
+            "add those that are missing, with empty values and dataset.fill=carry",
+        )
 
 
 class Windows(FileDataset, Dataset[Sample]):
@@ -75,9 +140,9 @@ class Windows(FileDataset, Dataset[Sample]):
         fill: what becomes of missing values: refuse; or carry the last one before into `past` and
             `future`, and leave it out of loss and metrics.
         date_format: of strptime; None: ISO 8601.
-        delimiter, decimal, encoding, missing: how a CSV is written, see `TextFormat`.
+        delimiter, decimal, encoding, missing: how a CSV is written, see
+            `penstock.addons.tabular.frames.read_frame`.
         files: access to addresses.
-        limits: number of rows, of columns; characters of a line.
         test_fraction: share of the steps, the last ones, that are kept for a test.
 
     Raises:
@@ -88,7 +153,6 @@ class Windows(FileDataset, Dataset[Sample]):
 
     # Windows overlap: rows dealt out would train on what validates.
     undivided = "windows are divided by time: set val_fraction, test_fraction and gap instead"
-    columns = ("series", "time", "row")
 
     def __init__(
         self,
@@ -113,147 +177,105 @@ class Windows(FileDataset, Dataset[Sample]):
         encoding: str = "utf-8",
         missing: Sequence[str] | None = None,
         files: Files | None = None,
-        limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
         check_split(split, val_fraction, test_fraction)
         self._values = [values] if isinstance(values, str) else list(values)
         roles = {"time": [time], "series": [series] if series else [], "values": self._values}
         roles["known"] = list(known)
-        _check_options(roles, past, season, scale, fill)
-        self._files, self._source = files or Files(), root
-        if isinstance(root, str) and file is not None:
-            self._source = f"{root.rstrip('/')}/{file}"
-
-        def chosen(names: Sequence[str], name: str) -> list[str]:
-            for key, wanted in roles.items():
-                check_columns(names, wanted, f"dataset.{key}", name)
-            return [column for wanted in roles.values() for column in wanted]
-
-        format = TextFormat(delimiter, decimal, encoding, missing)
-        texts = roles["series"]
-        frame = read_frame(self._source, chosen, texts, format, self._files)
-        if split == "train":
-            kinds = dict.fromkeys([*self._values, *known], "number") | dict.fromkeys(
-                texts, "category"
+        check_roles(roles)
+        if season > past:
+            reason = (
+                f"{season}, more than dataset.past={past}: the naive forecast looks so far back"
             )
-            for name, kind in kinds.items():
-                for oddity in oddities(frame, name, kind, True):
-                    _log.warning("%s, column %r: %s", frame.name, name, oddity)
-        self.series = series_of(frame, time, series, date_format)
+            raise ConfigError(Problem("dataset.season", reason))
+        source = f"{root.rstrip('/')}/{file}" if isinstance(root, str) and file else root
+        how = dict[str, Any](delimiter=delimiter, decimal=decimal, encoding=encoding)
+        how["missing"] = missing
+        wanted = [column for names in roles.values() for column in names]
+        frame = read_frame(source, roles, wanted, texts=roles["series"], files=files, **how)
+        self._files, self._name = files or Files(), frame.name
+        self.series = series_of(frame, time, series, [*self._values, *known], date_format)
+        cells = self.series.cells
+        if fill == "refuse" and np.isnan(cells).any():
+            place, column = np.argwhere(np.isnan(cells))[0].tolist()
+            wrong = (
+                "is refused. Fill it in; or carry the last value before it on, and leave it out "
+            )
+            wrong += "of loss and metrics: dataset.fill=carry"
+            name = [*self._values, *known][column]
+            raise frame.error(int(self.series.order[place]), name, wrong)
         self.past, self.horizon, self.season = past, horizon, season
-        self._known = len(known)
-        cells = cells_of(frame, [*self._values, *known], fill)[self.series.order]
         parts = _parts(self.series.times, val_fraction, test_fraction, gap)
-        training = parts["train"]
-        if not training.any():
+        if not parts["train"].any():
             reason = f"{val_fraction} and a gap of {gap} leave no step to train on"
             raise ConfigError(Problem("dataset.val_fraction", reason))
-        self._learn(cells, training, scale, split == "train")
-        self._reading = {
-            "time": time,
-            "series": series,
-            "values": self._values,
-            "known": list(known),
-            "past": past,
-            "horizon": horizon,
-            "fill": fill,
-            "date_format": date_format,
-            "format": vars(format),
-        }
+        self._learn(parts["train"], scale)
         self.starts, self.codes = self._windows(parts[split], stride, split)
-        targets = cells[:, : len(self._values)]
-        self._targets = targets.astype(np.float32)
-        self._inputs = self._scaled(cells)
-        self._split = (
-            split,
-            past,
-            horizon,
-            stride,
-            season,
-            val_fraction,
-            gap,
-            scale,
-            fill,
-            test_fraction,
+        self._targets = cells[:, : len(self._values)].astype(np.float32)
+        self._inputs = np.empty(cells.shape, np.float32)
+        for code, (begin, end) in enumerate(pairwise(self.series.bounds)):
+            scaled = (cells[begin:end] - self.location[code]) / self.spread[code]
+            self._inputs[begin:end] = _carried(scaled)
+        self._reading = dict[str, Any](
+            time=time,
+            series=series,
+            values=self._values,
+            known=list(known),
+            past=past,
+            horizon=horizon,
+            fill=fill,
+            date_format=date_format,
+            format=how,
         )
+        shares = val_fraction, gap, scale, fill, test_fraction
+        self._split = [split, past, horizon, stride, season, *shares]
 
-    def _learn(
-        self, cells: Floats, training: npt.NDArray[np.bool_], scale: Scale, says: bool
-    ) -> None:
+    def _learn(self, training: npt.NDArray[np.bool_], scale: Scale) -> None:
         """Means, deviations and naive errors of each series, float64[S, C + K], by the training
         part; those of a series that has none of it are all series' together."""
-        count, columns = len(self.series.names), cells.shape[1]
-        whole = _moments(cells[training])
-        self.location = np.tile(whole[0], (count, 1))
-        self.spread = np.tile(whole[1], (count, 1))
-        self.naive_error = np.full((count, columns), np.nan)
-        for code in range(count):
-            part = slice(*self.series.bounds[code : code + 2])
-            own = cells[part][training[part]]
-            for column in range(len(self._values)):
+        cells, count = self.series.cells, len(self._values)
+        self._whole = whole = _moments(cells[training])
+        if scale == "none":
+            whole[0][:count], whole[1][:count] = 0.0, 1.0
+        shape = (len(self.series.names), 1)
+        self.location, self.spread = np.tile(whole[0], shape), np.tile(whole[1], shape)
+        self.naive_error = np.full(self.location.shape, np.nan)
+        for code, (begin, end) in enumerate(pairwise(self.series.bounds)):
+            own = cells[begin:end][training[begin:end]]
+            for column in range(count):
                 if scale == "series" and np.isfinite(own[:, column]).sum() > 1:
                     mean, deviation = _moments(own[:, column : column + 1])
-                    self.location[code, column] = mean[0]
-                    self.spread[code, column] = deviation[0]
-                values = np.abs(own[:, column])
+                    self.location[code, column], self.spread[code, column] = mean[0], deviation[0]
                 errors = np.abs(own[self.season :, column] - own[: -self.season, column])
-                errors = errors[np.isfinite(errors)]
-                error = errors.mean() if len(errors) else 0.0
-                largest = np.max(values, where=np.isfinite(values), initial=0.0)
-                if scales(error, largest) == error:
+                error = errors[np.isfinite(errors)].mean() if np.isfinite(errors).any() else 0.0
+                # A season that repeats but for rounding would make any error a huge one.
+                if scales(error, np.nanmax(np.abs(own[:, column]), initial=0.0)) == error:
                     self.naive_error[code, column] = error
-        without = np.isnan(self.naive_error[:, : len(self._values)]).any(1)
-        if without.any() and says:
-            names = [repr(self.series.names[code]) for code in np.flatnonzero(without).tolist()]
-            _log.warning(
-                "MASE %s: in the training part, %d of %d series do not depart from what they were "
-                "a season (dataset.season) before, but for rounding (%s%s); monitor mae: "
-                "trainer.monitor=mae",
-                "will be nan" if without.all() else "leaves series out",
-                len(names),
-                count,
-                ", ".join(names[:10]),
-                " ..." * (len(names) > 10),
-            )
-        self._whole = whole
-        if scale == "none":
-            own_values = np.arange(columns) < len(self._values)
-            self._whole = np.where(own_values, 0.0, whole[0]), np.where(own_values, 1.0, whole[1])
-            self.location[:, : len(self._values)] = 0.0
-            self.spread[:, : len(self._values)] = 1.0
+        without = np.flatnonzero(np.isnan(self.naive_error[:, :count]).any(1))
+        if len(without):
+            reason = "their training part repeats what it was a season before; monitor mae instead"
+            first = self.series.names[without[0]]
+            _log.warning("MASE leaves out %d series, the first %r: %s", len(without), first, reason)
 
     def _windows(
         self, inside: npt.NDArray[np.bool_], stride: int, split: str
     ) -> tuple[IntArray, IntArray]:
         """The first place of each window, and its series."""
-        size, starts, codes, longest = self.past + self.horizon, [], [], 0
-        for code, (begin, end) in enumerate(pairwise(self.series.bounds.tolist())):
+        size, starts, longest = self.past + self.horizon, list[IntArray](), 0
+        for begin, end in pairwise(self.series.bounds):
             places = begin + np.flatnonzero(inside[begin:end])
-            if not len(places):
-                continue
             longest = max(longest, len(places))
-            own = np.arange(places[0], places[-1] + 2 - size, stride, dtype=np.int64)
-            starts.append(own)
-            codes.append(np.full(len(own), code, np.int64))
-        made = np.concatenate(starts) if starts else np.zeros(0, np.int64)
-        if not len(made) and inside.any():
-            part = {"train": "training", "val": "validation", "test": "a test"}[split]
+            starts.append(places[: max(len(places) - size + 1, 0) : stride])
+        if inside.any() and longest < size:
             reason = (
                 f"a window has {size} steps (dataset.past + dataset.horizon), and the longest "
-                f"series {longest} in the part for {part}: take fewer, or another "
+                f"series {longest} in the part for {split}: take fewer, or another "
                 f"dataset.{'test' if split == 'test' else 'val'}_fraction"
             )
             raise ConfigError(Problem("dataset.past", reason))
-        return made, np.concatenate(codes) if codes else made
-
-    def _scaled(self, cells: Floats) -> npt.NDArray[np.float32]:
-        """Inputs of the model, float32[N, C + K]; what is missing is carried on."""
-        made = np.empty(cells.shape, np.float32)
-        for code, (begin, end) in enumerate(pairwise(self.series.bounds.tolist())):
-            scaled = (cells[begin:end] - self.location[code]) / self.spread[code]
-            made[begin:end] = carried(scaled)
-        return made
+        codes = np.repeat(np.arange(len(starts)), [*map(len, starts)])
+        return np.concatenate(starts).astype(np.int64), codes.astype(np.int64)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -282,9 +304,7 @@ class Windows(FileDataset, Dataset[Sample]):
         cls, root: str, learned: Mapping[str, Any], files: Files | None, limits: Limits
     ) -> Ahead:
         """The last window of each series of another file, and the steps that follow it."""
-        from penstock.addons.forecasting.ahead import Ahead
-
-        return Ahead(root, learned, files or Files(), limits)
+        return Ahead(root, learned, files or Files())
 
     @property
     def metadata(self) -> pd.DataFrame:
@@ -305,62 +325,109 @@ class Windows(FileDataset, Dataset[Sample]):
             "horizon": self.horizon,
             "season": self.season,
             "num_values": len(self._values),
-            "num_known": self._known,
+            "num_known": len(self._reading["known"]),
         }
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The identity of the samples: the arrays of all series, and this split's windows."""
-        name = self._source.rpartition("/")[2] if isinstance(self._source, str) else "frame"
         if not sized:
-            return ["windows", name, json.dumps(self._split)]
+            return ["windows", self._name.rpartition("/")[2], json.dumps(self._split)]
         learned = [self.location, self.spread, self.naive_error]
         windows: list[Part] = [json.dumps(self._split), self.starts, self.codes]
         return ["windows", *windows, *learned, self._inputs, self._targets]
 
     def data_files(self) -> list[DataFile]:
-        if not isinstance(self._source, str):
-            return []
-        return [data_file(self._source.rpartition("/")[2], self._source, self._files)]
+        name = self._name
+        return [data_file(name.rpartition("/")[2], name, self._files)] if name != FRAME else []
 
 
-def _check_options(
-    roles: dict[str, list[str]], past: int, season: int, scale: str, fill: str
-) -> None:
-    if not roles["values"]:
-        raise ConfigError(Problem("dataset.values", "[]; name a column"))
-    taken: dict[str, str] = {}
-    for key, names in roles.items():
-        for name in names:
-            if name in taken:
-                reason = f"column {name!r} is also dataset.{taken[name]}"
-                raise ConfigError(Problem(f"dataset.{key}", reason))
-            taken[name] = key
-    if season > past:
-        reason = f"{season}, more than dataset.past={past}: the naive forecast looks so far back"
-        raise ConfigError(Problem("dataset.season", reason))
-    for key, value, allowed in (
-        ("scale", scale, ("series", "global", "none")),
-        ("fill", fill, ("refuse", "carry")),
-    ):
-        if value not in allowed:
-            reason = f"{value!r}; allowed: {', '.join(allowed)}"
-            raise ConfigError(Problem(f"dataset.{key}", reason))
+class Ahead(FileDataset, Dataset[Sample]):
+    """One sample, the last window of a series: `past`, `future`, `location` and `spread`, as in
+    `Windows`.
 
+    Series are scaled by what the training said of them; one that it did not have, by all series'
+    mean and deviation.
 
-def cells_of(frame: Frame, names: Sequence[str], fill: Fill) -> Floats:
-    """Columns of numbers, float64[N, n]; DataError for a missing one, unless it is filled."""
-    columns = [floats(frame, name) for name in names]
-    for name, values in zip(names, columns, strict=True):
-        missing = np.isnan(values)
-        if missing.all():
-            raise DataError(f"{frame.name!r}, column {name!r} has no value.")
-        if missing.any() and fill == "refuse":
-            where = frame.where(int(missing.argmax()))
+    Args:
+        root: a CSV, TSV, Parquet or Arrow file in long form.
+        learned: of `Windows`.
+        files: access to addresses.
+
+    Raises:
+        DataError: as for `Windows`; and when a sample is read, of a series that is too short, or
+            whose file does not say what is known of the steps to forecast.
+    """
+
+    def __init__(self, root: str, learned: Mapping[str, Any], files: Files) -> None:
+        self._files, self._learned = files, learned
+        time, series = learned["time"], learned["series"]
+        numbers = [*learned["values"], *learned["known"]]
+        texts = [series] if series else []
+        wanted, how = [time, *texts, *numbers], learned["format"]
+        frame = read_frame(root, {"root": wanted}, wanted, texts=texts, files=files, **how)
+        self._name = frame.name
+        self.series = series_of(frame, time, series, numbers, learned["date_format"])
+        codes = {name: code for code, name in enumerate(learned["names"])}
+        new = [name for name in self.series.names if name not in codes]
+        if new:
+            _log.warning("%d series are new to the model, the first %r", len(new), new[0])
+        self.location, self.spread = (
+            np.array([learned[of][codes[n]] if n in codes else whole for n in self.series.names])
+            for of, whole in zip(("location", "spread"), learned["whole"], strict=True)
+        )
+
+    def __len__(self) -> int:
+        return len(self.series.names)
+
+    def __getitem__(self, index: int) -> Sample:
+        past, horizon = self._learned["past"], self._learned["horizon"]
+        cells, last = self._cells(index)
+        count, known = len(self._learned["values"]), self._learned["known"]
+        name = f"series {self.series.names[index]!r}"
+        ahead = cells[last : last + horizon, count:]
+        if last < past:
             raise DataError(
-                f"{where}, column {name!r}: a value is missing. Fill it in; or carry the last one "
-                "before it on, and leave it out of loss and metrics: dataset.fill=carry."
+                f"{name} has {last} steps with a value, and a forecast needs {past} (dataset.past)"
             )
-    return np.stack(columns, 1)
+        if np.isnan(cells[last - past : last]).any() and self._learned["fill"] != "carry":
+            raise DataError(f"{name}: a value of its last {past} steps is missing")
+        if known and (len(ahead) < horizon or np.isnan(ahead).any()):
+            raise DataError(
+                f"{name}: {', '.join(known)} must be known of the {horizon} steps to forecast; add "
+                "rows without a value behind its last one"
+            )
+        location, spread = self.location[index], self.spread[index]
+        scaled = _carried((cells[:last] - location) / spread)[-past:]
+        if not known:
+            ahead = np.zeros((horizon, 0))
+        future = (ahead - location[count:]) / spread[count:]
+        return {
+            "past": torch.from_numpy(scaled.astype(np.float32)),
+            "future": torch.from_numpy(future.astype(np.float32)),
+            "location": torch.tensor(location[:count], dtype=torch.float32),
+            "spread": torch.tensor(spread[:count], dtype=torch.float32),
+        }
+
+    def _cells(self, index: int) -> tuple[Floats, int]:
+        """The numbers of a series, and how many steps it has up to its last value."""
+        cells = self.series.cells[slice(*self.series.bounds[index : index + 2])]
+        there = np.isfinite(cells[:, : len(self._learned["values"])]).any(1)
+        return cells, int(np.flatnonzero(there)[-1]) + 1 if there.any() else 0
+
+    def about(self, index: int) -> dict[str, str]:
+        """For a table of forecasts: the series, and the time after which they begin."""
+        _, last = self._cells(index)
+        after = str(self.series.times[self.series.bounds[index] + last - 1]) if last else ""
+        named = {"series": self.series.names[index]} if self._learned["series"] else {}
+        return {**named, "after": after.removesuffix("T00:00:00.000000")}
+
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The arrays of all series, and their scales."""
+        arrays: list[Part] = [self.series.cells, self.location, self.spread]
+        return ["ahead", *self.series.names, *arrays] if sized else ["ahead", self._name]
+
+    def data_files(self) -> list[DataFile]:
+        return [data_file(self._name.rpartition("/")[2], self._name, self._files)]
 
 
 def _parts(
@@ -387,7 +454,7 @@ def _moments(cells: Floats) -> tuple[Floats, Floats]:
     return mean, scales(spread, np.where(there, np.abs(cells), 0).max(0))
 
 
-def carried(values: Floats) -> Floats:
+def _carried(values: Floats) -> Floats:
     """The last value before each that is missing, by column; 0, the mean, before the first."""
     missing = np.isnan(values)
     if not missing.any():
@@ -396,103 +463,3 @@ def carried(values: Floats) -> Floats:
     rows = np.maximum.accumulate(rows, axis=0)
     filled: Floats = np.nan_to_num(np.take_along_axis(values, rows, axis=0))
     return filled
-
-
-@dataclass(frozen=True)
-class Series:
-    """The rows of a table by series, and by time in each.
-
-    Attributes:
-        names: of the series, sorted; "" where there is only one.
-        order: int64[N], the row of the table at each place.
-        bounds: int64[S + 1], the places of each series.
-        times: int64[N] or datetime64[N], by place.
-    """
-
-    names: Sequence[str]
-    order: IntArray
-    bounds: IntArray
-    times: npt.NDArray[Any]
-
-
-def series_of(frame: Frame, time: str, series: str | None, date_format: str | None) -> Series:
-    """The series of a table.
-
-    Raises:
-        DataError: a time is missing, no date or number, there twice, or not in order; steps are
-            unequal; the message names file, row and series.
-    """
-    count = len(frame)
-    texts = np.full(count, "", dtype=object) if series is None else words(frame, series)
-    for row in np.flatnonzero([text is None for text in texts])[:1]:
-        raise DataError(f"{frame.where(int(row))}, column {series!r}: the series has no name.")
-    names, codes = np.unique(texts.astype(str), return_inverse=True)
-    order = np.argsort(codes, kind="stable").astype(np.int64)
-    bounds = np.searchsorted(codes[order], np.arange(len(names) + 1)).astype(np.int64)
-    times = _times(frame, time, date_format)[order]
-    _check_steps(frame, names.tolist(), order, codes[order], times, time)
-    return Series(names.tolist(), order, bounds, times)
-
-
-def _times(frame: Frame, column: str, date_format: str | None) -> npt.NDArray[Any]:
-    if frame.table[column].dtype.kind in "iuf":
-        values = floats(frame, column)
-        for row in np.flatnonzero(np.isnan(values) | (values % 1 != 0))[:1]:
-            raise frame.error(int(row), column, "is no time; times are dates, or whole numbers")
-        return values.astype(np.int64)
-    dates = moments(frame, column, date_format).astype("datetime64[us]")
-    for row in np.flatnonzero(np.isnat(dates))[:1]:
-        raise DataError(f"{frame.where(int(row))}, column {column!r}: the time is missing.")
-    return dates
-
-
-def _check_steps(
-    frame: Frame,
-    names: Sequence[str],
-    order: IntArray,
-    codes: IntArray,
-    times: npt.NDArray[Any],
-    column: str,
-) -> None:
-    within = np.diff(codes) == 0
-    steps = np.diff(times).astype(np.int64)
-    if not within.any():
-        return
-
-    def error(place: int, wrong: str) -> DataError:
-        of = f" of series {names[codes[place + 1]]!r}" if names != [""] else ""
-        before, after = frame.where(int(order[place])), frame.where(int(order[place + 1]))
-        return DataError(
-            f"{after}, column {column!r}: the time {times[place + 1]}{of} {wrong} "
-            f"{times[place]} ({before.rpartition(', ')[2]}). "
-        )
-
-    for place in np.flatnonzero(within & (steps == 0))[:1]:
-        text = f"{error(int(place), 'occurs twice, after')}Remove one, or name dataset.series."
-        raise DataError(text)
-    for place in np.flatnonzero(within & (steps < 0))[:1]:
-        text = f"{error(int(place), 'comes after the later')}Sort the rows of a series by time."
-        raise DataError(text)
-    if times.dtype.kind == "M" and len(np.unique(steps[within])) > 1:
-        months = _months(times)
-        steps = steps if months is None else np.diff(months)
-    lengths, counts = np.unique(steps[within], return_counts=True)
-    usual = lengths[counts.argmax()]
-    for place in np.flatnonzero(within & (steps != usual))[:1]:
-        far = steps[place] / usual
-        raise DataError(
-            f"{error(int(place), 'does not come one step after')}That is {far:.6g} of the usual "
-            "steps: add the rows in between, with empty values and dataset.fill=carry, or leave "
-            "the series out."
-        )
-
-
-def _months(times: npt.NDArray[Any]) -> IntArray | None:
-    """The months of dates that lie alike in theirs: the same day and time, or the last day."""
-    months = times.astype("datetime64[M]")
-    since = times - months.astype(times.dtype)
-    until = (months + 1).astype(times.dtype) - times
-    if (since != since[0]).any() and (until != until[0]).any():
-        return None
-    numbers: IntArray = months.astype(np.int64)
-    return numbers

@@ -9,7 +9,6 @@ run of this user, read it. Cost: 1 ms and 2 kB a picture of 64 px, once.
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from penstock.addons.image_tables.image_table import ImageTable
 from penstock.datasets.files import generated_data
 from penstock.datasets.reading.base import Split
 from penstock.datasets.reading.image import Reader
-from penstock.errors import ConfigError, Problem
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
 from penstock.order.keys import hash64
 from penstock.terminal import watched
@@ -59,7 +57,6 @@ class DrawnScenes(ImageTable):
             test_fraction: as in `ImageTable`.
 
     Raises:
-        ConfigError: `count` or `size` is out of range.
         DataError: the data cannot be written.
     """
 
@@ -81,13 +78,9 @@ class DrawnScenes(ImageTable):
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        if count < 1:
-            raise ConfigError(Problem("dataset.count", f"{count} scenes; allowed: 1 or more"))
-        if not 32 <= size <= 512:
-            raise ConfigError(Problem("dataset.size", f"{size} pixels; allowed: 32 to 512"))
         name = f"{count}x{size}-seed{seed}-v{VERSION}"
         with generated_data(
-            root, "drawn_scenes", name, lambda folder: _write(folder, name, count, size, seed)
+            root, "drawn_scenes", name, lambda folder: _write(folder, count, size, seed)
         ) as made:
             super().__init__(
                 made,
@@ -106,19 +99,19 @@ class DrawnScenes(ImageTable):
             )
 
 
-def _write(folder: Path, name: str, count: int, size: int, seed: int) -> None:
-    with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["path", "label", "colors", "labels", "caption", "angle"])
-        for number in watched(range(count), count, "drawing scenes"):
-            random = np.random.default_rng(hash64(seed, "scene", number))
-            picture, row = scene(size, random)
-            picture.save(folder / f"scene_{number:06d}.jpg", quality=92)
-            writer.writerow([f"scene_{number:06d}.jpg", *row])
+def _write(folder: Path, count: int, size: int, seed: int) -> None:
+    import pandas as pd
+
+    rows = []
+    for number in watched(range(count), count, "drawing scenes"):
+        picture, row = scene(size, np.random.default_rng(hash64(seed, "scene", number)))
+        rows.append({"path": f"scene_{number:06d}.jpg", **row})
+        picture.save(folder / rows[-1]["path"], quality=92)
+    pd.DataFrame(rows).to_csv(folder / TABLE, index=False, lineterminator="\n")
 
 
-def scene(size: int, random: np.random.Generator) -> tuple[Image, list[str]]:
-    """A picture, and its label, colours, labels, caption and angle."""
+def scene(size: int, random: np.random.Generator) -> tuple[Image, dict[str, str]]:
+    """A picture, and what the table says of it."""
     from PIL import Image, ImageDraw  # which only drawing needs
 
     large = size * _FINER
@@ -138,11 +131,15 @@ def scene(size: int, random: np.random.Generator) -> tuple[Image, list[str]]:
         shapes += [shape, color]
         words.append(f"a {scale} {color} {shape}")
         angles.append(angle)
-    label, colors = (" and ".join(sorted(shapes[first::2])) for first in range(2))
     between = "above" if above else "left of"
-    reduced = picture.resize((size, size), Image.Resampling.LANCZOS)
-    caption = f"{words[0]} {between} {words[1]}"
-    return reduced, [label, colors, "|".join(sorted(set(shapes))), caption, f"{angles[0]:.1f}"]
+    about = {
+        "label": " and ".join(sorted(shapes[::2])),
+        "colors": " and ".join(sorted(shapes[1::2])),
+        "labels": "|".join(sorted(set(shapes))),
+        "caption": f"{words[0]} {between} {words[1]}",
+        "angle": f"{angles[0]:.1f}",
+    }
+    return picture.resize((size, size), Image.Resampling.LANCZOS), about
 
 
 def _background(size: int, random: np.random.Generator) -> Any:

@@ -4,34 +4,26 @@
                         cats/0001.jpg,cat,3.5,a cat on a mat,p17
     root/cats/0001.jpg  (the path is relative to root, or to `images`)
 
-The table is any that `tables/read.py` reads. Which column is what says the configuration; the
-others stand in `metadata`, for filters and samplers. Cost: the table in memory, about 60 bytes a
-cell; one listing of each folder that it names, no image opened; and one image read a sample.
+Which column is what says the configuration; the others stand in `metadata`, for filters and
+samplers. Cost: the table in memory; one listing of each folder that it names, no image opened; and
+one image read a sample.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
-from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.addons.tables.read import Csv, TableFile
+from penstock.addons.tables.read import exact
+from penstock.addons.tabular.frames import Frame, read_frame
 from penstock.datasets.arrays import check_classes
 from penstock.datasets.files import Files, open_root
-from penstock.datasets.reading.base import (
-    FolderDataset,
-    Part,
-    Sample,
-    Split,
-    check_split,
-    split_rows,
-)
+from penstock.datasets.reading.base import FolderDataset, Part, Sample, Split, split_rows
 from penstock.datasets.reading.image import (
     Orientation,
     Reader,
@@ -39,89 +31,15 @@ from penstock.datasets.reading.image import (
     encoded_image,
     read_image,
 )
-from penstock.errors import ConfigError, DataError, Problem
+from penstock.errors import ConfigError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.order.keys import IntArray
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Cell = str | list[str]  # a list where a column of Parquet has lists
-_FLAGS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "0.0": 0.0, "1.0": 1.0}
-_MOST = float(np.finfo(np.float32).max)
-_SPLITS = {"validation": "val", "valid": "val"}
-
-
-class _Cells:
-    """A table as texts, "" where a value is missing."""
-
-    def __init__(self, path: str, name: str, text: Csv) -> None:
-        self.name, opened = name, TableFile(path, name, text)
-        table = opened.table(opened.schema.names)
-        self.columns = {of: [*map(_text, table[of].to_pylist())] for of in table.column_names}
-
-    def column(self, name: str, key: str) -> list[Cell]:
-        """The cells of a column; ConfigError for `key` if there is none of that name."""
-        if name not in self.columns:
-            names = [*self.columns]
-            near = get_close_matches(name, names, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            if len(names) == 1 and any(sign in names[0] for sign in ";\t"):
-                hint = "; its columns are divided by another sign: set dataset.delimiter"
-            reason = f"{self.name!r} has no column {name!r}{hint}; it has {', '.join(names[:12])}"
-            raise ConfigError(Problem(key, reason))
-        return self.columns[name]
-
-    def texts(self, name: str, key: str, needed: bool = False) -> list[str]:
-        """The same of a column without lists; DataError for an empty cell that is `needed`."""
-        cells = self.column(name, key)
-        for row, cell in enumerate(cells):
-            if not isinstance(cell, str):
-                raise self.error(row, name, "is a list, and one value is needed")
-            if needed and not cell:
-                raise self.error(row, name, "is empty. Fill it in or remove the row")
-        return cells  # type: ignore[return-value]
-
-    def error(self, row: int, column: str, wrong: str) -> DataError:
-        """The error of a cell, which `wrong` completes: "is empty. Fill it in"."""
-        shown = repr(self.columns[column][row])
-        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        return DataError(f"{self.name!r}, row {row}, column {column!r}: {shown} {wrong}.")
-
-    def coded(
-        self, column: str, rows: Sequence[Sequence[str]], classes: Sequence[str], limits: Limits
-    ) -> list[str]:
-        """The classes: those that are given, or else all names that the rows have."""
-        first = {name: row for row, names in reversed([*enumerate(rows)]) for name in names}
-        for name, row in first.items():
-            if not name:
-                raise self.error(row, column, "is empty: it needs a class")
-            if classes and name not in classes:
-                wrong = f"has the class {name!r}, and dataset.classes has {', '.join(classes[:8])}"
-                raise self.error(row, column, wrong)
-        check_classes(max(len(first), len(classes)), f"{self.name!r}, column {column!r}", limits)
-        return [*classes] or sorted(first)
-
-    def numbers(self, columns: Sequence[str], key: str, flags: bool) -> npt.NDArray[np.float32]:
-        """Columns as numbers, or as 0 and 1: float32[N, K]."""
-        made = []
-        for column in columns:
-            made.append(np.empty(len(self.column(column, key)), np.float32))
-            for row, cell in enumerate(self.texts(column, key)):
-                try:
-                    value = _FLAGS[cell.lower()] if flags else float(cell)
-                except KeyError:
-                    wrong = "is neither 0 nor 1. Correct it, or take the column out of"
-                    raise self.error(row, column, f"{wrong} dataset.labels") from None
-                except ValueError:
-                    wrong = "is not a number. Correct it" if cell else "is empty. Fill it in"
-                    comma = "; write 1.5, not 1,5" if cell.count(",") == 1 else ""
-                    wrong += f", remove the row, or take the column out of dataset.numbers{comma}"
-                    raise self.error(row, column, wrong) from None
-                if not abs(value) <= _MOST:
-                    raise self.error(row, column, "is not finite. Correct it or remove the row")
-                made[-1][row] = value
-        return np.stack(made, 1)
+_FLAGS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0}
+_SPLITS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
 
 
 class ImageTable(FolderDataset):
@@ -168,7 +86,7 @@ class ImageTable(FolderDataset):
     Raises:
         DataError: the table or an image is missing, or the table has a mistake: a path twice or one
             that leads out of the folder, a class that is not in `classes`, a number that is not
-            finite. Names the line and the column.
+            finite. Names the row and the column.
         ConfigError: there is no such column, or an argument is invalid.
     """
 
@@ -199,65 +117,78 @@ class ImageTable(FolderDataset):
         test_fraction: Fraction = 0.0,
         orientation: Orientation | None = None,
     ) -> None:
-        self.reader = check_reader(reader, orientation)
-        check_split(split, val_fraction, test_fraction)
-        self.lazy, self.limits = lazy, limits
-        _check_roles(label, labels, numbers, separator)
-        folder, text = (
-            open_root(root, f"the table {table!r}", files),
-            Csv(delimiter, True, encoding=encoding),
+        if label is not None and labels is not None:
+            reason = "beside dataset.label: a sample has one class or several; set one to null"
+            raise ConfigError(Problem("dataset.labels", reason))
+        self.reader, self.lazy, self.limits = check_reader(reader, orientation), lazy, limits
+        several = [labels] if isinstance(labels, str) else labels
+        roles: dict[str, Sequence[str | None]] = {
+            "path": [path],
+            "label": [label],
+            "labels": several or (),
+            "caption": [caption],
+        }
+        roles |= {"group": [group], "split_column": [split_column], "numbers": numbers or ()}
+        named = {key: [name for name in names if name] for key, names in roles.items()}
+        texts = [path, label, labels, caption]
+        folder = open_root(root, f"the table {table!r}", files)
+        frame = read_frame(
+            folder.path(table),
+            named,
+            texts=[name for name in texts if isinstance(name, str)],
+            files=files,
+            delimiter=delimiter,
+            encoding=encoding,
+            separator=separator,
         )
-        cells = folder.read(table, lambda path, shown: _Cells(path, shown, text))
         self.folder = folder.below(images)
-        names = self._paths_of(cells, path, repeated)
-        self.classes = [] if classes is None else [str(name) for name in classes]
-        codes = flags = values = strata = None
+        names = frame.texts(path)
+        self._check_files(frame, path, names, repeated)
+        self.classes: list[str] = []
+        self.fields, strata = dict[str, npt.NDArray[Any]](), None
         if label is not None:
-            texts = cells.texts(label, "dataset.label")
-            self.classes = cells.coded(label, [[name] for name in texts], self.classes, limits)
-            numbered = {name: code for code, name in enumerate(self.classes)}
-            codes = strata = np.array([numbered[name] for name in texts], np.int64)
-        if isinstance(labels, str):
-            rows_of = [_parts(cell, separator) for cell in cells.column(labels, "dataset.labels")]
-            self.classes = cells.coded(labels, rows_of, self.classes, limits)
-            if not self.classes:
-                raise DataError(f"{cells.name!r}, column {labels!r}: no row has a label.")
-            flags = np.array(
-                [[name in own for name in self.classes] for own in rows_of], np.float32
-            )
-        elif labels is not None:
-            self.classes = [*labels]
-            check_classes(len(labels), "dataset.labels", limits)
-            flags = cells.numbers(labels, "dataset.labels", True)
-        if flags is not None:
-            strata = _rarest(flags)
+            rows_of = [[name] for name in frame.texts(label)]
+            self.classes = _classes(frame, label, rows_of, classes, limits)
+            codes = {name: code for code, name in enumerate(self.classes)}
+            self.fields["label"] = strata = np.array([codes[name] for (name,) in rows_of], np.int64)
+        if labels is not None:
+            flags: Any
+            if isinstance(labels, str):
+                cells = [(cell or "").split(separator) for cell in frame.words(labels)]
+                rows_of = [[name for name in map(str.strip, cell) if name] for cell in cells]
+                self.classes = _classes(frame, labels, rows_of, classes, limits)
+                flags = [[name in own for name in self.classes] for own in rows_of]
+            else:
+                self.classes = [*labels]
+                flags = np.stack([_flags(frame, column) for column in labels], 1)
+            self.fields["labels"] = np.array(flags, np.float32)
+            strata = _rarest(self.fields["labels"])
         if numbers:
-            values = cells.numbers(numbers, "dataset.numbers", False)
-        captions = None
+            made = np.stack([frame.numbers(column) for column in numbers], 1)
+            for row, place in np.argwhere(~(np.abs(made) <= np.finfo(np.float32).max))[:1].tolist():
+                raise frame.error(
+                    row, numbers[place], "is no float32. Correct it, or remove the row"
+                )
+            self.fields["numbers"] = made.astype(np.float32)
         if caption is not None:
-            captions = cells.texts(caption, "dataset.caption", needed=True)
-        by_name = np.argsort(np.array([os.fsencode(name) for name in names]), kind="stable")
+            self.fields["caption"] = np.array(frame.texts(caption), object)
         if split_column is not None:
-            column = cells.texts(split_column, "dataset.split_column")
-            said = [_SPLITS.get(cell.lower(), cell.lower()) for cell in column]
-            for row, name in enumerate(said):
-                if name not in ("train", "val", "test"):
-                    allowed = "is none of train, val, test. Correct it"
-                    raise cells.error(row, split_column, allowed)
-            chosen = np.flatnonzero(np.array(said) == split)
+            parts = [_SPLITS.get(name.lower()) for name in frame.texts(split_column)]
+            if None in parts:
+                wrong = "is none of train, val, test. Correct it"
+                raise frame.error(parts.index(None), split_column, wrong)
+            chosen = np.array(parts) == split
         else:
             # Of rows without groups, those of one file belong together.
-            together = names if group is None else cells.texts(group, "dataset.group")
+            together = names if group is None else frame.texts(group)
             shares = val_fraction, test_fraction
             chosen = _divided(together, split, shares, split_seed, strata)
-        rows = by_name[np.isin(by_name, chosen)]
-        self.names = np.array([os.fsencode(name) for name in names])[rows]
-        self.rows: IntArray = rows
-        self.labels = None if codes is None else codes[rows]
-        self.flags = None if flags is None else flags[rows]
-        self.numbers = None if values is None else values[rows]
-        self.captions = None if captions is None else [captions[row] for row in rows]
-        self._cells = {name: [of[row] for row in rows] for name, of in cells.columns.items()}
+        encoded = np.array([os.fsencode(name) for name in names])
+        by_name = np.argsort(encoded, kind="stable")
+        self.rows: IntArray = by_name[chosen[by_name]]
+        self.names = encoded[self.rows]
+        self.fields = {name: values[self.rows] for name, values in self.fields.items()}
+        self._table = frame.table.take(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
         read = encoded_image if self.lazy else read_image
@@ -266,15 +197,11 @@ class ImageTable(FolderDataset):
 
     def facts_of(self, index: int) -> Sample:
         """The table's entries for a sample."""
-        sample: Sample = {}
-        if self.labels is not None:
-            sample["label"] = int(self.labels[index])
-        if self.flags is not None:
-            sample["labels"] = torch.from_numpy(self.flags[index].copy())
-        if self.numbers is not None:
-            sample["numbers"] = torch.from_numpy(self.numbers[index].copy())
-        if self.captions is not None:
-            sample["caption"] = self.captions[index]
+        sample: Sample = {name: values[index] for name, values in self.fields.items()}
+        if "label" in sample:
+            sample["label"] = int(sample["label"])
+        for name in {"labels", "numbers"} & sample.keys():
+            sample[name] = torch.from_numpy(sample[name].copy())
         return sample
 
     @property
@@ -286,73 +213,65 @@ class ImageTable(FolderDataset):
         """
         import pandas as pd
 
-        table = pd.DataFrame({name: _as_column(cells) for name, cells in self._cells.items()})
-        table["path"] = self._paths()
-        if self.labels is not None:
-            names = pd.Index(self.classes)
-            table["label"] = self.labels
-            table["class"] = pd.Categorical.from_codes(self.labels, categories=names)
-        return table
+        cells = {name: exact(self._table[name]) for name in self._table.column_names}
+        cells["path"] = self._paths()
+        if "label" in self.fields:
+            cells["label"], names = self.fields["label"], pd.Index(self.classes)
+            cells["class"] = pd.Categorical.from_codes(cells["label"], categories=names)
+        return pd.DataFrame(cells)
 
     @property
     def facts(self) -> dict[str, int]:
         """Numbers for models and metrics: num_classes, num_outputs."""
-        count = 0 if self.numbers is None else self.numbers.shape[1]
-        return super().facts or ({"num_outputs": count} if count else {})
+        numbers = self.fields.get("numbers")
+        return super().facts or ({} if numbers is None else {"num_outputs": numbers.shape[1]})
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The reader, the classes, and this split's names, file sizes and columns."""
         parts: list[Part] = ["image_table", self.reader, len(self.classes), *self.classes]
-        parts += [*self._file_parts(sized), *(self.captions or [])]
-        arrays = (self.labels, self.flags, self.numbers)
-        return [*parts, *("none" if array is None else array for array in arrays)]
+        parts += [*self._file_parts(sized), *self.fields.get("caption", [])]
+        return [*parts, *(self.fields.get(name, "none") for name in ("label", "labels", "numbers"))]
 
-    def _paths_of(self, cells: _Cells, path: str, repeated: bool) -> list[str]:
-        """The file of each row, all of which are there."""
-        names = cells.texts(path, "dataset.path", needed=True)
-        rows: dict[str, int] = {}
+    def _check_files(self, frame: Frame, path: str, names: Sequence[str], repeated: bool) -> None:
+        """Refuse a row whose file is missing, or in another row too."""
+        rows = dict[str, int]()
         for row, name in enumerate(names):
             if rows.setdefault(name, row) != row and not repeated:
                 wrong = f"is already in row {rows[name]}. Remove one of the rows, or set "
                 wrong += "dataset.repeated=true if a file may be in several"
-                raise cells.error(row, path, wrong)
+                raise frame.error(row, path, wrong)
         missing = self.folder.first_missing(names)
         if missing is not None:
             where = self.folder.path(names[missing])
             wrong = f"is missing ({where!r}). Put it there or remove the row (or set "
             wrong += "dataset.images to the folder that paths start from)"
-            raise cells.error(missing, path, wrong)
-        return names
+            raise frame.error(missing, path, wrong)
 
 
-def _check_roles(label: str | None, labels: object, numbers: object, separator: str) -> None:
-    """Refuse columns that cannot be what they are named for."""
-    if labels is not None and label is not None:
-        reason = "a sample has either one class or several; set one of them to null"
-        raise ConfigError(Problem("dataset.labels", f"beside dataset.label: {reason}"))
-    if isinstance(numbers, str):
-        raise ConfigError(Problem("dataset.numbers", f"{numbers!r}; write a list: [{numbers}]"))
-    if labels is not None and not labels:
-        raise ConfigError(Problem("dataset.labels", "names no column"))
-    if isinstance(labels, str) and not separator:
-        raise ConfigError(Problem("dataset.separator", "is empty; allowed: a sign or more"))
+def _flags(frame: Frame, column: str) -> list[Any]:
+    """A column of 0 and 1, or of truth values, as numbers."""
+    flags = [_FLAGS.get(str(word).lower()) for word in frame.words(column)]
+    if None in flags:
+        wrong = "is neither 0 nor 1. Correct it, or take the column out of dataset.labels"
+        raise frame.error(flags.index(None), column, wrong)
+    return flags
 
 
-def _text(value: object) -> Cell:
-    """A cell as text."""
-    if value is None:
-        return ""
-    if isinstance(value, list):
-        return [str(item) for item in value]
-    if isinstance(value, float) and math.isfinite(value) and value == int(value):
-        return str(int(value))  # a label, where a column of whole numbers has gaps
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value).strip()
-
-
-def _parts(cell: Cell, separator: str) -> list[str]:
-    """The names in a cell."""
-    names = cell if isinstance(cell, list) else cell.split(separator)
-    return [name for name in map(str.strip, names) if name]
+def _classes(
+    frame: Frame,
+    column: str,
+    rows_of: Sequence[Sequence[str]],
+    classes: Sequence[str] | None,
+    limits: Limits,
+) -> list[str]:
+    """The classes: those that are given, or else all names that the rows have."""
+    found = {name for names in rows_of for name in names}
+    made = sorted(found) if classes is None else [*map(str, classes)]
+    check_classes(len(made), f"{frame.name!r}, column {column!r}", limits)
+    if other := found.difference(made):
+        row = next(row for row, names in enumerate(rows_of) if other.intersection(names))
+        raise frame.error(row, column, f"is none of the classes {', '.join(made[:8])}")
+    return made
 
 
 def _rarest(labels: npt.NDArray[np.float32]) -> IntArray:
@@ -369,23 +288,12 @@ def _divided(
     shares: tuple[float, float],
     seed: int,
     strata: IntArray | None,
-) -> IntArray:
-    """The rows of a split, where rows of one name in `together` stay together."""
+) -> npt.NDArray[np.bool_]:
+    """Which rows are of a split, where rows of one name in `together` stay together."""
     names, firsts, inverse = np.unique(
         np.array([os.fsencode(name) for name in together]), return_index=True, return_inverse=True
     )
     # Groups of several rows have no class of their own.
     alike = strata[firsts] if strata is not None and len(names) == len(together) else None
     groups = split_rows(names, split, shares[0], seed, alike, shares[1])
-    return np.flatnonzero(np.isin(inverse, groups))
-
-
-def _as_column(cells: list[Cell]) -> object:
-    """Numbers where all cells are, and text."""
-    import pandas as pd
-
-    texts = ["|".join(cell) if isinstance(cell, list) else cell for cell in cells]
-    try:
-        return pd.to_numeric(pd.Series(texts))
-    except (ValueError, TypeError):
-        return texts
+    return np.isin(inverse, groups)

@@ -15,7 +15,6 @@ The first use writes `customers.csv` into a folder of `root` that is named by it
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -25,7 +24,6 @@ import numpy as np
 from penstock.addons.tabular.table import Table
 from penstock.datasets.files import generated_data
 from penstock.datasets.reading.base import Split
-from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Seed
 from penstock.order.keys import hash64
 
@@ -43,12 +41,11 @@ class DrawnTable(Table):
             in the user's cache (see `penstock.datasets.files.generated_data`).
         split: "train", "val" or "test".
         target: "left" or "spent".
-        count: number of rows of all splits, 20 or more.
+        count: number of rows of all splits.
         seed: other rows for another seed.
         columns, exclude, rare, val_fraction, split_seed, test_fraction: as in `Table`.
 
     Raises:
-        ConfigError: a number is out of range.
         DataError: the data cannot be written.
     """
 
@@ -66,10 +63,6 @@ class DrawnTable(Table):
         split_seed: Seed = 0,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        if count < 20:
-            raise ConfigError(Problem("dataset.count", f"{count} rows; allowed: 20 or more"))
-        if target not in ("left", "spent"):
-            raise ConfigError(Problem("dataset.target", f"{target!r}; allowed: left, spent"))
         name = f"{count}-seed{seed}-v{VERSION}"
         with generated_data(
             root, "drawn_table", name, lambda folder: _write(folder, count, seed)
@@ -89,6 +82,8 @@ class DrawnTable(Table):
 
 
 def _write(folder: Path, count: int, seed: int) -> None:
+    import pandas as pd
+
     random = np.random.default_rng(hash64(seed, "customers"))
     age = random.integers(18, 90, count)
     income = np.exp(random.normal(10.5, 0.5, count)) * (0.7 + 0.6 * (age > 30))
@@ -109,19 +104,14 @@ def _write(folder: Path, count: int, seed: int) -> None:
     spent = 0.02 * income * (1 + 0.5 * (plan == 2)) * (1 + 0.3 * season) + 4.0 * age + 20 * of_city
     spent += random.normal(0, 40, count)
     silent, nowhere = random.random(count) < 0.1, random.random(count) < 0.05
-    with (folder / FILE).open("w", newline="", encoding="utf-8") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow(["age", "income", "plan", "city", "since", "calls", "left", "spent"])
-        for row in range(count):
-            out.writerow(
-                [
-                    age[row],
-                    "" if silent[row] else f"{income[row]:.0f}",
-                    PLANS[plan[row]],
-                    "" if nowhere[row] else f"city {city[row] + 1}",
-                    since[row],
-                    calls[row],
-                    "yes" if left[row] else "no",
-                    f"{spent[row]:.2f}",
-                ]
-            )
+    customers = {
+        "age": age,
+        "income": np.where(silent, "", [f"{number:.0f}" for number in income]),
+        "plan": np.array(PLANS)[plan],
+        "city": np.where(nowhere, "", [f"city {number + 1}" for number in city]),
+        "since": since,
+        "calls": calls,
+        "left": np.where(left, "yes", "no"),
+        "spent": [f"{number:.2f}" for number in spent],
+    }
+    pd.DataFrame(customers).to_csv(folder / FILE, index=False, lineterminator="\n")

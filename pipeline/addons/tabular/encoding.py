@@ -13,75 +13,26 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import date, time, timedelta
-from decimal import Decimal
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel
 
-from penstock.addons.tabular.frames import (
-    MARKS,
-    PADDED,
-    Frame,
-    floats,
-    kinds_in,
-    moments,
-    noise_of,
-    short,
-    words,
-)
-from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import Limits
+from penstock.addons.tabular.frames import Floats, Frame, Kind
+from penstock.errors import ConfigError, Problem
 from penstock.order.keys import IntArray
 from penstock.transforms.statistics import scales
 
 _log = logging.getLogger(__name__)
 
-Kind = Literal["number", "category", "date"]
-Floats = npt.NDArray[np.float64]
-
 MISSING, UNKNOWN, FIRST = 0, 1, 2  # indices of categories
-_ISO = re.compile(r"\d{4}-\d\d?-\d\d?([T ]\d\d?:\d\d.*)?")
-_LOOKED_AT = 200  # cells by which a text is taken for a date
-_LIKE_DAY = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])")
-_LIKE_NUMBER = re.compile(
-    r"[^\w.,]{0,3}\d[\d.,_' \u00a0\u202f]*([eE][+-]?\d+)?[^\w.,]{0,3}|[?.*-]+"
-)
 _MANY = 100  # texts, all different, that are names of rows and no categories
-_DAY = np.timedelta64(1, "D")
-_NUMBERS = (int, float, Decimal, time, timedelta, np.number)
-_YEAR, _WEEK = 365.2425, 7.0  # days
+_CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}  # days
 
 
-def kind_of(frame: Frame, column: str) -> Kind:
-    """The kind of a column, by its type, and of texts by their first cells."""
-    cells = frame.table[column]
-    if cells.dtype.kind == "M":
-        return "date"
-    if cells.dtype.kind in "iufm":
-        return "number"
-    if cells.dtype.kind == "b" or hasattr(cells, "cat"):
-        return "category"
-    kinds = kinds_in(cells)
-    if kinds and all(issubclass(kind, date) for kind in kinds):  # dates of Arrow
-        return "date"
-    if not kinds or all(issubclass(kind, _NUMBERS) and kind is not bool for kind in kinds):
-        return "number"  # or an empty column
-    texts = cells[~cells.isin(frame.marks)].dropna().head(_LOOKED_AT)
-    if not len(texts):
-        return "number" if len(frame.marks) else "category"
-    if all(isinstance(cell, str) and _ISO.fullmatch(cell.strip()) for cell in texts):
-        return "date"
-    return "category"
-
-
-@dataclass(frozen=True)
-class Scaled:
+class Scaled(BaseModel):
     """A column of numbers or dates: what its training rows say."""
 
     name: str
@@ -91,54 +42,36 @@ class Scaled:
     flagged: bool
     daily: bool = False
 
-    @property
-    def outputs(self) -> list[str]:
-        """Names of the numbers that it becomes."""
-        names = [self.name]
-        if self.is_date:
-            cycles = ("year", "week", "day") if self.daily else ("year", "week")
-            names += [f"{self.name} {part} of {cycle}" for cycle in cycles for part in _PARTS]
-        return names + [f"{self.name} missing"] * self.flagged
-
-    def encoded(self, values: Floats) -> list[Floats]:
-        """The same numbers, float64[N] each."""
+    def encoded(self, values: Floats) -> dict[str, Floats]:
+        """The numbers that it becomes, float64[N] each, by their names."""
         missing = np.isnan(values)
-        made = [(values - self.mean) / self.scale]
-        if self.is_date:
-            cycles = (_YEAR, _WEEK, 1.0) if self.daily else (_YEAR, _WEEK)
-            for days in cycles:
-                angle = values * (2 * np.pi / days)
-                made += [np.sin(angle), np.cos(angle)]
-        made = [np.where(missing, 0.0, column) for column in made]
-        return made + [missing.astype(np.float64)] * self.flagged
+        made = {self.name: (values - self.mean) / self.scale}
+        for cycle in [*_CYCLES][: 2 + self.daily] if self.is_date else ():
+            angle = values * (2 * np.pi / _CYCLES[cycle])
+            made[f"{self.name} sine of {cycle}"] = np.sin(angle)
+            made[f"{self.name} cosine of {cycle}"] = np.cos(angle)
+        made = {name: np.where(missing, 0.0, numbers) for name, numbers in made.items()}
+        flags = {f"{self.name} missing": missing.astype(np.float64)}
+        return made | flags if self.flagged else made
 
 
-NOISE = (
-    "%s, column %r: training rows differ by %.1e, which is no more than rounding, so it counts as "
-    "constant; subtract what they have in common, or leave it out"
-)
-TINY = "%s, column %r: no training row has more than %.1e; if that is rounding, leave it out"
-_TINY = 1e-12
-_PARTS = ("sine", "cosine")
+class Encoding(BaseModel):
+    """All columns that a model gets; see the module. `model_dump` gives plain values.
 
+    Attributes:
+        numbers: columns of numbers and dates, in the order of the table.
+        categories: those of the training rows, by column.
+        date_format: of strptime; None: ISO 8601.
+    """
 
-@dataclass(frozen=True)
-class Encoding:
-    """All columns that a model gets; see the module."""
-
-    numbers: Sequence[Scaled]
-    categories: Mapping[str, Sequence[str]]  # those of the training rows, by column
-    date_format: str | None
+    numbers: list[Scaled]
+    categories: dict[str, list[str]]
+    date_format: str | None = None
 
     @property
     def names(self) -> list[str]:
         """Names of the numbers, in order."""
-        return [name for column in self.numbers for name in column.outputs]
-
-    @property
-    def cardinalities(self) -> list[int]:
-        """How many indices each column of categories has."""
-        return [FIRST + len(values) for values in self.categories.values()]
+        return [name for column in self.numbers for name in column.encoded(np.zeros(0))]
 
     def encoded(
         self, frame: Frame, rows: IntArray, is_new: bool = False
@@ -151,28 +84,26 @@ class Encoding:
         Raises:
             DataError: a cell is no number, or no date.
         """
-        columns: list[Floats] = []
+        columns = list[Floats]()
         for column in self.numbers:
-            columns += column.encoded(_values(frame, column.name, self, column.is_date)[rows])
-        numbers = np.zeros((len(rows), len(columns)), np.float32)
-        for place, values in enumerate(columns):
-            numbers[:, place] = values
+            values = _values(frame, column.name, column.is_date, self.date_format)[rows]
+            columns += column.encoded(values).values()
         indices = np.zeros((len(rows), len(self.categories)), np.int64)
         for place, (name, known) in enumerate(self.categories.items()):
-            codes = {text: FIRST + number for number, text in enumerate(known)}
-            texts = words(frame, name)[rows]
-            indices[:, place] = [
-                MISSING if text is None else codes.get(text, UNKNOWN) for text in texts
-            ]
-            new = set(texts[indices[:, place] == UNKNOWN].tolist()) if is_new else set()
-            if new:
+            codes: dict[str | None, int] = {None: MISSING} | {
+                text: FIRST + number for number, text in enumerate(known)
+            }
+            texts = frame.words(name)[rows].tolist()
+            indices[:, place] = [codes.get(text, UNKNOWN) for text in texts]
+            new = Counter(text for text in texts if text not in codes)
+            if new and is_new:
+                wrong = "cells have categories that training rows don't have"
                 shown = ", ".join(sorted(map(repr, new))[:10]) + " ..." * (len(new) > 10)
-                count = int((indices[:, place] == UNKNOWN).sum())
-                message = (
-                    "%s, column %r: %d cells have categories that training rows don't have: %s"
+                _log.warning(
+                    "%s, column %r: %d %s: %s", frame.name, name, new.total(), wrong, shown
                 )
-                _log.warning(message, frame.name, name, count, shown)
-        return numbers, indices
+        numbers = np.array(columns, np.float32).reshape(-1, len(rows)).T
+        return np.ascontiguousarray(numbers), indices
 
 
 def learned(
@@ -182,8 +113,6 @@ def learned(
     chosen: Sequence[str],
     rare: int,
     date_format: str | None,
-    limits: Limits,
-    says: bool,
 ) -> Encoding:
     """The facts of a table's training rows.
 
@@ -192,140 +121,48 @@ def learned(
         kinds: of the columns, in order.
         chosen: columns of categories that a person has named, of which any number may be.
         rare: categories of fewer training rows count as unknown.
-        says: whether columns that are constant but for rounding are logged.
 
     Raises:
-        DataError: a cell is no number, or no date; there are more categories than `limits.classes`.
+        DataError: a cell is no number, or no date.
         ConfigError: nearly all texts of a column differ.
     """
-    plain = Encoding((), {}, date_format)
-    numbers, categories = [], {}
+    made = Encoding(numbers=[], categories={}, date_format=date_format)
     for name, kind in kinds.items():
         if kind != "category":
-            numbers.append(_scaled(frame, name, rows, plain, kind == "date", says))
+            values = _values(frame, name, kind == "date", date_format)[rows]
+            made.numbers.append(_scaled(frame, name, values, kind == "date"))
             continue
-        texts = [text for text in words(frame, name)[rows] if text is not None]
-        counts: dict[str, int] = {}
-        for text in texts:
-            counts[text] = counts.get(text, 0) + 1
-        if name not in chosen and len(counts) > max(_MANY, len(texts) // 2):
+        counts = Counter(text for text in frame.words(name)[rows] if text is not None)
+        if name not in chosen and len(counts) > max(_MANY, counts.total() // 2):
             reason = (
                 f"column {name!r} of {frame.name!r} has {len(counts)} different texts in "
-                f"{len(texts)} rows, so a model learns nothing of it: leave it out, "
-                f"dataset.exclude=[{name}]; or name it in dataset.categories to keep it"
+                f"{counts.total()} rows, so a model learns nothing of it: leave it out, "
+                f"dataset.exclude=[{name}]; or name it in dataset.categories to keep it. If it has "
+                "numbers, say how they are written: dataset.missing, dataset.decimal"
             )
             raise ConfigError(Problem("dataset.categories", reason))
-        if len(counts) > limits.classes:
-            claim = limits.refusal("classes", f"{len(counts)} categories")
-            raise DataError(f"{frame.name!r}, column {name!r} has {claim}.")
-        categories[name] = sorted(text for text, count in counts.items() if count >= rare)
-    return Encoding(numbers, categories, date_format)
+        made.categories[name] = sorted(text for text, count in counts.items() if count >= rare)
+    return made
 
 
-def _values(frame: Frame, name: str, encoding: Encoding, is_date: bool) -> Floats:
+def _values(frame: Frame, name: str, is_date: bool, date_format: str | None) -> Floats:
     """Numbers of a column, or days since 1970, float64[N]; NaN where a value is missing."""
     if not is_date:
-        return floats(frame, name)
-    dates = moments(frame, name, encoding.date_format)
-    days = (dates - np.datetime64("1970-01-01", "us")) / _DAY
+        return frame.numbers(name)
+    dates = frame.dates(name, date_format)
+    days = (dates - np.datetime64("1970-01-01", "us")) / np.timedelta64(1, "D")
     return np.where(np.isnat(dates), np.nan, days)
 
 
-def _scaled(
-    frame: Frame, name: str, rows: IntArray, encoding: Encoding, is_date: bool, says: bool
-) -> Scaled:
-    values = _values(frame, name, encoding, is_date)[rows]
+def _scaled(frame: Frame, name: str, values: Floats, is_date: bool) -> Scaled:
     present = values[~np.isnan(values)]
     # Deviations from the first value: squares of dates or of large numbers would lose their digits.
     shift = float(present[0]) if len(present) else 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean = shift + float((present - shift).mean()) if len(present) else 0.0
-        deviation = float((present - mean).std()) if len(present) else 0.0
-    if not (np.isfinite(mean) and np.isfinite(deviation)):
-        raise DataError(f"column {name!r}: its values are too large to be standardised.")
+    mean = shift + float((present - shift).mean()) if len(present) else 0.0
+    deviation = float((present - mean).std()) if len(present) else 0.0
+    # Floats of 32 bits differ from each other by rounding where those of 64 do not.
+    noise = 1e-6 if str(frame.table[name].type) == "float" else 1e-11
+    scale = float(scales(deviation, np.abs(present).max(initial=0.0), noise))
     daily = is_date and bool((present % 1).any())
     flagged = len(present) < len(values)
-    largest = float(np.abs(present).max(initial=0.0))
-    scale = float(scales(deviation, largest, noise_of(frame, name)))
-    if says and scale != deviation and frame.table[name].iloc[rows].nunique() > 1:
-        _log.warning(NOISE, frame.name, name, deviation)
-    elif says and deviation and largest < _TINY:
-        _log.warning(TINY, frame.name, name, largest)
-    return Scaled(name, is_date, mean, scale, flagged, daily)
-
-
-def summary(encoding: Encoding) -> dict[str, Any]:
-    """All that the training rows said, as plain values; `encoding_of` takes them."""
-    return {
-        "numbers": [vars(column) for column in encoding.numbers],
-        "categories": {name: list(values) for name, values in encoding.categories.items()},
-    } | ({} if encoding.date_format is None else {"date_format": encoding.date_format})
-
-
-def encoding_of(said: Mapping[str, Any]) -> Encoding:
-    """The encoding that `summary` describes.
-
-    Raises:
-        KeyError, TypeError: it did not.
-    """
-    categories = {str(name): [*map(str, of)] for name, of in said["categories"].items()}
-    numbers = [Scaled(**column) for column in said["numbers"]]
-    return Encoding(numbers, categories, said.get("date_format"))
-
-
-def oddities(frame: Frame, column: str, kind: str, is_named: bool) -> Iterator[str]:
-    """What of a column that is read as of a kind ("number", "category", "date") may be otherwise.
-
-    Args:
-        is_named: whether a person says the kind.
-    """
-    cells = frame.table[column]
-    marked = dict(frame.marked.get(column, {}))
-    texts = Counter[str]()
-    if cells.dtype.kind == "O":
-        texts.update(cell.strip() for cell in cells if isinstance(cell, str))
-    marks = {text: count for text, count in texts.items() if text in MARKS}
-    if kind == "category" and marks:
-        yield f"{_counted(marks)} are names; if they stand for no value, say so: dataset.missing"
-    elif kind != "category":
-        marked |= {text: count for text, count in texts.items() if text in frame.marks}
-    if any(marked):
-        yield f"{_counted(marked)} stand for no value (dataset.missing says which texts do)"
-    if is_named:
-        return
-    whole = kind == "number" and cells.dtype.kind in "iuO"
-    days = cells.dropna().unique()[:1000] if whole else ()
-    if len(days) and all(_LIKE_DAY.fullmatch(str(day)) for day in days):
-        yield (
-            "its numbers look like days, such as 20260131; to read them so: "
-            f"dataset.dates=[{column}] dataset.date_format='%Y%m%d'"
-        )
-    if kind != "category":
-        return
-    texts -= Counter(marks)
-    padded = {text: count for text, count in texts.items() if PADDED.fullmatch(text)}
-    like = {text: count for text, count in texts.items() if _LIKE_NUMBER.fullmatch(text)}
-    if padded or 2 * sum(like.values()) > sum(texts.values()):
-        shown = padded or {text: n for text, n in texts.items() if not _is_number(text)} or like
-        yield (
-            f"it looks like numbers and is read as names, for {_counted(shown)}; for numbers: "
-            f"dataset.numbers=[{column}], with dataset.missing or dataset.decimal, or other cells; "
-            f"for names: dataset.categories=[{column}]"
-        )
-    alike = Counter(text.casefold() for text in texts)
-    twins = {text: count for text, count in texts.items() if alike[text.casefold()] > 1}
-    if twins:
-        yield f"{_counted(twins)} are different names, though only by upper and lower case"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return text.isascii() and "_" not in text and float(text) is not None
-    except ValueError:
-        return False
-
-
-def _counted(texts: Mapping[str, int]) -> str:
-    """Up to ten texts, each with how often it occurs."""
-    shown = ", ".join(f"{short(text)} ({count})" for text, count in list(texts.items())[:10])
-    return shown + (f" and {len(texts) - 10} more" if len(texts) > 10 else "")
+    return Scaled(name=name, is_date=is_date, mean=mean, scale=scale, flagged=flagged, daily=daily)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from penstock.addons.tabular.encoding import FIRST
-from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.training.objective import Loss, Regression
 
@@ -37,23 +36,21 @@ class TableMlp(nn.Module):
     def __init__(
         self,
         num_outputs: int,
-        num_numbers: int = 0,
-        cardinalities: Sequence[int] = (),
+        num_numbers: int,
+        cardinalities: Sequence[int],
         width: int = 16,
         hidden: Sequence[int] = (128, 128),
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        _check_columns(num_numbers, cardinalities)
         widths = [min(width, (count + 1) // 2) for count in cardinalities]
         self.embeddings = nn.ModuleList(
             _embedding(count, size, size**-0.5)
             for count, size in zip(cardinalities, widths, strict=True)
         )
-        layers: list[nn.Module] = []
-        for inputs, outputs in pairwise([num_numbers + sum(widths), *hidden]):
+        layers, sizes = list[nn.Module](), [num_numbers + sum(widths), *hidden]
+        for inputs, outputs in pairwise(sizes):
             layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(dropout)]
-        sizes = [num_numbers + sum(widths), *hidden]
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], num_outputs))
 
     def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
@@ -73,11 +70,8 @@ class TableLinear(nn.Module):
         num_outputs, num_numbers, cardinalities: as in `TableMlp`.
     """
 
-    def __init__(
-        self, num_outputs: int, num_numbers: int = 0, cardinalities: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, num_outputs: int, num_numbers: int, cardinalities: Sequence[int]) -> None:
         super().__init__()
-        _check_columns(num_numbers, cardinalities)
         self.bias = nn.Parameter(torch.zeros(num_outputs))
         self.weight = nn.Parameter(torch.zeros(num_outputs, num_numbers))
         self.embeddings = nn.ModuleList(
@@ -101,13 +95,6 @@ def _embedding(count: int, width: int, deviation: float) -> nn.Embedding:
     return made
 
 
-def _check_columns(numbers: int, cardinalities: Sequence[int]) -> None:
-    if numbers or cardinalities:
-        return
-    reason = "needs num_numbers and cardinalities, facts of dataset=table; this dataset has none"
-    raise ConfigError(Problem("model", reason))
-
-
 class TableRegression(Regression):
     """Numbers of a table: the model gives them less their mean, by their deviation.
 
@@ -125,16 +112,10 @@ class TableRegression(Regression):
         metrics: Mapping[str, Metric],
         inputs: Sequence[str],
         target: str,
-        target_mean: Sequence[float] = (),
-        target_scale: Sequence[float] = (),
+        target_mean: Sequence[float],
+        target_scale: Sequence[float],
     ) -> None:
         super().__init__(loss, metrics, inputs, target)
-        if not target_mean:
-            reason = (
-                "the target of this dataset is no number: take objective=classification for a "
-                "class, or say that it is one by dataset.kind=number"
-            )
-            raise ConfigError(Problem("objective", reason))
         self._mean, self._scale = torch.tensor(target_mean), torch.tensor(target_scale)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
