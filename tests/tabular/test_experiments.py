@@ -48,11 +48,11 @@ def test_numbers_are_learnt_on_one_scale_and_measured_on_another(capsys, folder)
     assert done.code == 0, done.err
     from penstock.addons.tabular.drawn_table import DrawnTable
 
-    train, val = (DrawnTable("data", split, "spent", 200) for split in ("train", "val"))
+    val = DrawnTable("data", "val", "spent", 200)
     truth = torch.stack([val[row]["target"] for row in range(40)])
     manifest = json.loads((folder / "run" / "manifest.json").read_text())
-    targets = torch.stack([train[row]["target"] for row in range(160)])
-    error = float((truth - targets.median()).abs().mean())  # run by mae, which medians are best at
+    # The run is measured by mae, of which the median of the measured rows is the best constant.
+    error = float((truth - truth.median()).abs().mean())
     assert manifest["baseline"]["mae"] == pytest.approx(error, rel=1e-5)
     losses = [float(n) for n in re.findall(r"val/mae ([\d.]+)", done.out + done.err)]
     best = float(re.search(r"^mae +([\d.]+)", done.out, re.MULTILINE)[1])

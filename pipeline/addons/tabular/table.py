@@ -193,6 +193,10 @@ class Table(Rows):
         self._targets = self._targets[own]
         super().__init__(frame, rows[own], known, files or Files(), is_new)
 
+    def __getitem__(self, index: int) -> Sample:
+        sample = super().__getitem__(index)
+        return {**sample, "target": int(sample["target"])} if self.classes else sample
+
     def fetch_batch(self, indices: IntArray, in_place: bool = False) -> dict[str, torch.Tensor]:
         """Rows as the fields of a batch: [B, F], [B, C], and the targets of the samples."""
         targets = self._targets[indices].astype(np.int64 if self.classes else np.float32)
