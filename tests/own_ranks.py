@@ -15,9 +15,8 @@ from torchmetrics.classification import (
     MulticlassRecall,
 )
 
-from penstock.addons.vision.detection import Detection
+from penstock.addons.vision.detection import Detection, ListSome
 from penstock.addons.vision.mean_average_precision import MeanAveragePrecision
-from penstock.addons.vision.mosaic import ListSome
 from penstock.addons.vision.segmentation import Segmentation
 from penstock.distributed.group import join
 from penstock.distributed.parallel import Parallel, gathered, prepare

@@ -11,9 +11,8 @@ import soundfile
 import torch
 
 import penstock
-from penstock.addons.audio.pairs import AudioPairs
 from penstock.addons.audio.reading import read_audio, read_header
-from penstock.addons.audio.spoken_digits import SpokenDigits
+from penstock.addons.audio.recordings import AudioPairs, SpokenDigits
 from penstock.build.training import TrainingParts
 from penstock.datasets.files import stranger
 from penstock.errors import ConfigError, DataError
@@ -451,7 +450,7 @@ def test_a_target_without_channels(pairs):
 
 
 def test_no_pairs(tmp_path):
-    with pytest.raises(DataError, match="has no audio"):
+    with pytest.raises(DataError, match="has no recordings"):
         AudioPairs(str(tmp_path))
     with pytest.raises(DataError, match=r"x' is missing.*dataset\.inputs"):
         AudioPairs(str(tmp_path), inputs="x")

@@ -22,8 +22,7 @@ import pytest
 from PIL import Image
 
 import penstock
-from penstock.addons.audio.pairs import AudioPairs
-from penstock.addons.audio.spoken_digits import SpokenDigits
+from penstock.addons.audio.recordings import AudioPairs, SpokenDigits
 from penstock.addons.mixtures.mixture import Mixture
 from penstock.addons.packs.packed import Packed
 from penstock.addons.tables.stream import DelimitedStream, ParquetStream

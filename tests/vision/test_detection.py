@@ -14,12 +14,11 @@ from torch import nn
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from penstock import command
-from penstock.addons.vision.detection import Detection
+from penstock import build_train_loader, command, compose
+from penstock.addons.vision.detection import Detection, ListSome, SanitizeBoxes
 from penstock.addons.vision.detectors import SmallDetector, TorchvisionDetector
 from penstock.addons.vision.drawn_shapes import DrawnShapes
 from penstock.addons.vision.mean_average_precision import MeanAveragePrecision
-from penstock.addons.vision.mosaic import ListSome, SanitizeBoxes
 from penstock.addons.vision.segmentation import Segmentation, run_lengths
 from penstock.distributed.group import Group
 from penstock.errors import ConfigError, DataError
@@ -27,6 +26,7 @@ from penstock.loading.batch import Batch
 from penstock.order.plan import Request
 from penstock.training.adapter import Objective
 from penstock.training.step import TrainOptions, TrainStep
+from tests.program import run
 
 CLASSES = ["background", "circle", "square", "triangle"]
 
@@ -130,10 +130,8 @@ def test_mean_average_precision_is_the_references():
     for name, place in (("map", 0), ("map_50", 1), ("map_75", 2), ("mar_100", 8)):
         assert values[f"map/{name}"] == pytest.approx(stats[place], abs=1e-6)
     assert 0.1 < values["map/map"] < 0.9
-    metric = MeanAveragePrecision(shown=["map_1"])
-    metric.update(*objective.own.measured(outputs[:2], batch(ListSome()(samples[:2]))))
-    with pytest.raises(ConfigError, match="'map_1' is no value of it"):
-        metric.compute()
+    with pytest.raises(ConfigError, match=r"metrics\.map\.shown: Input should be 'map'"):
+        build_train_loader(compose("experiment=detection", "objective.metrics.map.shown=[map_1]"))
 
 
 def test_mean_iou_is_that_of_all_pixels():
@@ -229,21 +227,24 @@ def test_the_small_detector_learns_where_and_what():
     assert loss.item() < 0.25 * first
     empty = [{"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}] * 8
     assert torch.isfinite(sum(model(images, empty).values()))
-    with pytest.raises(ConfigError, match="pictures of 2 sizes"):
-        model([torch.zeros(3, 64, 64), torch.zeros(3, 32, 32)])
 
 
-def test_unknown_detectors_are_refused():
-    with pytest.raises(ConfigError, match="'resnet18' is no detector"):
-        TorchvisionDetector(4, "resnet18")
-    for key, said in (
-        ("num_classes", "takes no 'num_classes'"),
-        ("score_thres", "did you mean 'score_thresh'"),  # which torchvision's SSD swallows
-    ):
-        with pytest.raises(ConfigError, match=rf"model\.arguments\.{key}.*{said}"):
-            TorchvisionDetector(4, arguments={key: 3})
-    limited = TorchvisionDetector(4, arguments={"detections_per_img": 7})
-    assert limited.detector.detections_per_img == 7
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model.name=resnet19"], "Unknown model resnet19"),
+        (
+            ["model.arguments={num_classes: 3}"],
+            "multiple values for keyword argument 'num_classes'",
+        ),
+    ],
+)
+def test_what_torchvision_does_not_take_is_refused(words, said, capsys):
+    small = ["dataset.count=20", "loader=debug", "trainer.report=false", "trainer.max_steps=1"]
+    done = run(capsys, "experiment=detection", "model=torchvision_detector", *small, *words)
+    assert done.code == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
 
 
 def detector():
@@ -274,19 +275,6 @@ def test_a_detector_of_torchvision_is_trained_as_by_a_plain_loop_to_the_bit():
     pairs = list(zip(mine.state_dict().items(), theirs.state_dict().values(), strict=True))
     assert all(torch.equal(own, other) for (_, own), other in pairs)
     assert not torch.equal(pairs[0][1], before[0])
-
-
-@pytest.mark.thorough
-def test_equal_batches_for_any_workers(monkeypatch, tmp_path, capfd):
-    monkeypatch.chdir(tmp_path)
-    common = ["task=digest", "steps=2", "dataset.count=20", "batch.size=4"]
-    for experiment in ("detection", "segmentation"):
-        digests = set()
-        for how in (["loader.num_workers=0"], ["loader.num_workers=2"]):
-            assert command.main([f"experiment={experiment}", *common, *how]) == 0
-            digests.add(capfd.readouterr().out)
-        assert len(digests) == 1
-        assert "0" in digests.pop()
 
 
 @pytest.mark.thorough

@@ -51,10 +51,10 @@ def test_divided_folders_and_suffixes(tmp_path):
 @pytest.mark.parametrize(
     ("mask", "classes", "said"),
     [
-        (Image.fromarray(NUMBERS), NAMES[:2], "has the number 2"),
-        (Image.new("RGB", (4, 2), (1, 2, 3)), COLORS, r"has the colour \[1, 2, 3\]"),
+        (Image.fromarray(NUMBERS), NAMES[:2], "has numbers such as 2"),
+        (Image.new("RGB", (4, 2), (1, 2, 3)), COLORS, r"has colours such as \[1, 2, 3\]"),
         (Image.new("RGB", (4, 2)), NAMES, "has the colours of mode RGB"),
-        (Image.new("L", (5, 2)), NAMES, "has 5 x 2 pixels, and its picture 4 x 2"),
+        (Image.new("L", (5, 2)), NAMES, "has 5 x 2 pixels, and its image 4 x 2"),
     ],
 )
 def test_masks_that_do_not_fit_are_refused(tmp_path, mask, classes, said):
@@ -70,24 +70,26 @@ def test_damaged_and_missing_masks_are_refused(tmp_path):
     with pytest.raises(DataError, match="is no image, truncated or damaged"):
         ImageMasks(root, NAMES, val_fraction=0.0)[0]
     path.unlink()
-    with pytest.raises(DataError, match=r"have no mask, the first .*masks/a "):
+    with pytest.raises(DataError, match=r"1 of 1 images have no mask, the first .*masks/a\."):
         ImageMasks(root, NAMES)
     with pytest.raises(DataError, match=r"dataset.masks: .*labels' is missing"):
         ImageMasks(root, NAMES, masks="labels")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("words", "said"),
     [
-        ({"classes": "cat"}, "a list of 1 to 255 names"),
-        ({"classes": NAMES, "ignored": 2}, "is a class's number"),
-        ({"classes": {"cat": [1, 2]}}, "is no colour"),
-        ({"classes": {"cat": [1, 2, 3], "owl": [1, 2, 3]}}, "occurs twice"),
+        (["dataset.classes=cat"], "dataset.classes"),
+        (["dataset.classes=[a,b,c]", "objective.ignored=2"], "is a class's number"),
+        (["dataset.classes={cat: [1, 2]}"], "at least 3 items"),
+        (["dataset.classes={cat: [1, 2, 300]}"], "less than or equal to 255"),
+        (["dataset.classes={cat: [1, 2, 3], owl: [1, 2, 3]}"], "occurs twice"),
     ],
 )
-def test_arguments_that_cannot_be_are_refused(tmp_path, arguments, said):
+def test_classes_that_cannot_be_are_refused(tmp_path, words, said):
+    root = written(tmp_path, Image.fromarray(NUMBERS))
     with pytest.raises(ConfigError, match=said):
-        ImageMasks(written(tmp_path, Image.fromarray(NUMBERS)), **arguments)
+        build_train_loader(compose("dataset=image_masks", f"dataset.root={root}", *words))
 
 
 def test_masks_of_pictures_that_exif_turns(tmp_path):
@@ -168,7 +170,7 @@ def test_files_that_are_left_out_are_counted(tmp_path, caplog):
 
 def test_jpegs_are_no_masks(tmp_path):
     root = many(tmp_path / "a", [1], "jpg")
-    with pytest.raises(DataError, match=r"4 of 4 pictures .* have no mask, .*with \.png"):
+    with pytest.raises(DataError, match=r"4 of 4 images have no mask, .*masks in \.png"):
         ImageMasks(root, ["floor", "cat"])
 
 

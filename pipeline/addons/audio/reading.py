@@ -6,24 +6,20 @@ at. Opening a file takes 100 us. Decoding releases Python's lock.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from penstock.datasets.files import stranger
-from penstock.datasets.reading.base import FolderDataset
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import DEFAULT, Limits
-from penstock.order.keys import IntArray
-from penstock.terminal import watched
 
 EXTENSIONS = (
     *(".wav", ".wave", ".flac", ".ogg", ".oga", ".opus", ".mp3"),
@@ -63,22 +59,19 @@ def read_audio(
 
     Args:
         source: a path of this machine, or the bytes of a file.
-        limits: `audio_seconds`, and `record_bytes` of the decoded samples.
+        limits: `audio_seconds` of the recording.
         name: for messages; None takes the path.
 
     Raises:
-        DataError: the file is missing, not audio, without samples, cut short, damaged, or claims
-            more than the limits, for which nothing is allocated.
+        DataError: the file is missing, not audio, without samples, cut short, damaged, or longer
+            than the limit, for which nothing is allocated.
         ConfigError: `soundfile` is not installed.
     """
     with _opened(source, limits, name or str(source)) as (decoder, header):
-        values: npt.NDArray[np.float32] = decoder.read(
-            header.frames, dtype="float32", always_2d=True
-        )
-    if not 0 < header.frames <= len(values):
-        raise _refusal(
-            name or str(source), f"claims {header.frames} frames, and {len(values)} can be read"
-        )
+        values = decoder.read(header.frames, dtype="float32", always_2d=True)
+        if not 0 < header.frames <= len(values):
+            claim = f"claims {header.frames} frames, and {len(values)} can be read"
+            raise _refusal(name or str(source), claim)
     return torch.from_numpy(np.ascontiguousarray(values.T)), header.rate
 
 
@@ -93,57 +86,31 @@ def _opened(source: str | bytes, limits: Limits, path: str) -> Iterator[tuple[An
     """libsndfile's reader of a file, from its beginning, and what the file claims."""
     soundfile = check_soundfile()
     try:
-        file = BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb", 512)  # noqa: SIM115
-        # libsndfile reads a file by its number itself, without Python's lock.
-        opened = file if isinstance(file, BytesIO) else file.fileno()
-        with file, soundfile.SoundFile(opened, closefd=False) as decoder:
+        start = source[:256] if isinstance(source, bytes) else _start(source)
+        # By a path libsndfile reads by itself, without Python's lock.
+        file = BytesIO(source) if isinstance(source, bytes) else os.fsencode(source)
+        with soundfile.SoundFile(file) as decoder:
             header = Header(decoder.frames, decoder.samplerate, decoder.channels)
             for claimed, there in _SHORTER.findall(decoder.extra_info):
                 if int(there) < int(claimed) < _OPEN_ENDED:
                     lengths = f"a length in it is {claimed} bytes, and {there} are there"
                     raise _refusal(path, f"was cut off: {lengths}")
-            for limit, claim, unit in (
-                ("audio_seconds", header.frames / header.rate, "s"),
-                ("record_bytes", 4 * header.frames * header.channels, "bytes as float32"),
-            ):
-                if claim > getattr(limits, limit):
-                    excess = limits.refusal(limit, f"{claim:.0f} {unit}")
-                    raise _refusal(path, f"claims {header.frames} frames: {excess}")
+            if (seconds := header.frames / header.rate) > limits.audio_seconds:
+                excess = limits.refusal("audio_seconds", f"{seconds:.0f} s")
+                raise _refusal(path, f"claims {header.frames} frames: {excess}")
             yield decoder, header
     except OSError as error:
         raise _refusal(path, f"cannot be read: {error.strerror}") from error
     except soundfile.LibsndfileError as error:
-        content = source if isinstance(source, bytes) else Path(source).read_bytes()
         damage = f"is damaged or of an unknown format (libsndfile: {error.error_string})"
-        other = stranger(content[:256])
+        other = stranger(start)
         raise _refusal(path, f"is not audio: {other}" if other else damage) from error
+
+
+def _start(path: str) -> bytes:
+    with Path(path).open("rb") as file:
+        return file.read(256)
 
 
 def _refusal(path: str, what: str) -> DataError:
     return DataError(f"audio {path!r} {what}. Replace it or remove it from the data.")
-
-
-class AudioFolder(FolderDataset):
-    """A dataset of recordings, one a file."""
-
-    def audio(self, index: int) -> tuple[torch.Tensor, int]:
-        """The recording of a sample, float32 [C, T], and its rate in Hz."""
-        return self._read(index, lambda path, shown: read_audio(path, self.limits, shown))
-
-    @cached_property
-    def _headers(self) -> IntArray:
-        """Frames, Hz and channels of each file: int64[n, 3], 0 where a header cannot be read.
-
-        One bad file should not hide the table of a million others; reading its sample gives the
-        error.
-        """
-
-        def header_or_zeros(path: str, _: str) -> Header:
-            try:
-                return read_header(path, self.limits)
-            except DataError:
-                return Header(0, 0, 0)
-
-        shown = watched(self._names(), len(self), "reading headers of audio")
-        rows = [self.folder.read(name, header_or_zeros) for name in shown]
-        return np.array(rows, np.int64).reshape(-1, 3)

@@ -10,14 +10,14 @@ of this user, read it. Cost: 20 ms and 10 kB a video of 64 px and 48 frames, onc
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import av
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
 from penstock.addons.video.clips import VideoClips
-from penstock.addons.video.decoding import check_av
 from penstock.datasets.files import generated_data
 from penstock.datasets.reading.base import Split
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
@@ -45,11 +45,10 @@ class DrawnMotions(VideoClips):
         count: of videos of all splits, 6 or more.
         pixels: height and width, 32 to 256, even.
         seed: other videos for another seed.
-        split, frames, stride, size, most_decoded, val_fraction, split_seed, limits, test_fraction:
+        split, frames, stride, size, val_fraction, split_seed, limits, test_fraction:
             as in `VideoClips`.
 
     Raises:
-        ConfigError: PyAV is not installed.
         DataError: the data cannot be written.
     """
 
@@ -63,13 +62,11 @@ class DrawnMotions(VideoClips):
         frames: Count = 8,
         stride: Count = 3,
         size: Count | None = None,
-        most_decoded: Count = 3000,
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        check_av()
         name = f"{count}x{pixels}-seed{seed}-v{VERSION}"
         with generated_data(
             root, "drawn_motions", name, lambda folder: _write(folder, name, count, pixels, seed)
@@ -80,7 +77,6 @@ class DrawnMotions(VideoClips):
                 frames=frames,
                 stride=stride,
                 size=size,
-                most_decoded=most_decoded,
                 val_fraction=val_fraction,
                 split_seed=split_seed,
                 limits=limits,
@@ -100,35 +96,33 @@ def _write(folder: Path, name: str, count: int, size: int, seed: int) -> None:
 
 def video(motion: str, size: int, random: np.random.Generator) -> Pixels:
     """The frames of a video, uint8 [FRAMES, size, size, 3]."""
-    time = np.linspace(0, 1, FRAMES)
-    centre = np.repeat(random.uniform(0.35, 0.65, (1, 2)), FRAMES, axis=0)
-    radius = np.full(FRAMES, random.uniform(0.13, 0.2))
-    angle = np.full(FRAMES, random.uniform(0, 2 * np.pi))
+    time = np.linspace(0, 1, FRAMES)[:, None]  # [FRAMES, 1], as are the others that change
+    centre, radius = random.uniform(0.35, 0.65, (1, 2)), random.uniform(0.13, 0.2, (1, 1))
+    angle = random.uniform(0, 2 * np.pi)
     if motion == "straight":
         way = random.uniform(0, 2 * np.pi)
-        reach = random.uniform(0.35, 0.5) * (time - 0.5)[:, None]
+        reach = random.uniform(0.35, 0.5) * (time - 0.5)
         centre = 0.5 + (centre - 0.5) * 0.3 + reach * [[np.cos(way), np.sin(way)]]
     elif motion == "circling":
         turn = random.choice([-1, 1]) * random.uniform(1.2, 2.0) * 2 * np.pi * time
         turn += random.uniform(0, 2 * np.pi)
         around = random.uniform(0.13, 0.2)
-        centre = 0.5 + (centre - 0.5) * 0.3 + around * np.stack([np.cos(turn), np.sin(turn)], 1)
+        centre = 0.5 + (centre - 0.5) * 0.3 + around * np.hstack([np.cos(turn), np.sin(turn)])
     elif motion in ("growing", "shrinking"):
-        radius = np.geomspace(0.08, random.uniform(0.26, 0.34), FRAMES)
-        radius = radius if motion == "growing" else radius[::-1]
+        sizes = np.geomspace(0.08, random.uniform(0.26, 0.34), FRAMES)[:, None]
+        radius = sizes if motion == "growing" else sizes[::-1]
     elif motion == "turning":
         angle = angle + random.choice([-1, 1]) * random.uniform(0.7, 1.2) * 2 * np.pi * time
     sides = int(random.choice(_SIDES))
     ground = random.uniform(40, 200, 3)
     color = (ground + random.choice([-1, 1], 3) * random.uniform(70, 110, 3)) % 256
     across = (np.arange(size) + 0.5) / size
-    turns = angle[:, None] + np.arange(sides) * (2 * np.pi / sides)
     x, y = across - centre[:, :1], across - centre[:, 1:]
     inside = np.ones((FRAMES, size, size), np.bool_)
     for side in range(sides):
-        facing = turns[:, side, None]
-        inner = radius[:, None] * np.cos(np.pi / sides)
-        inside &= (x * np.cos(facing))[:, None, :] <= (inner - y * np.sin(facing))[:, :, None]
+        facing = angle + side * (2 * np.pi / sides)
+        inner = radius * np.cos(np.pi / sides) - y * np.sin(facing)
+        inside &= (x * np.cos(facing))[:, None, :] <= inner[:, :, None]
     noise = random.normal(0, 6, (size, size, 3))  # of a camera at rest
     shades = [(shade + noise).round().clip(0, 255).astype(np.uint8) for shade in (color, ground)]
     return np.where(inside[..., None], *shades)
@@ -138,9 +132,8 @@ def write_video(
     path: Path, frames: list[Pixels], key_frames: int, codec: str = "mpeg4", rate: int = 24
 ) -> None:
     """Write frames, uint8 [H, W, 3] each, with a key frame in so many at most."""
-    av = check_av()
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=rate)
+        stream: Any = container.add_stream(codec, rate=rate)
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt, stream.gop_size = "yuv420p", key_frames
         stream.bit_rate = rate * frames[0].size

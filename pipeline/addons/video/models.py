@@ -5,9 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 from torch import Tensor, nn
+from torchvision import models
+from torchvision.ops import Conv3dNormActivation
 
-from penstock.config.messages import nearest
 from penstock.errors import ConfigError, Problem
+
+_LAST = (nn.Linear, nn.Conv3d)  # kinds of layers that give the classes
 
 
 class TorchvisionVideo(nn.Module):
@@ -24,45 +27,29 @@ class TorchvisionVideo(nn.Module):
             but the last layer start from them.
 
     Raises:
-        ConfigError: there is no such network, or no such weights for it.
+        ValueError: there is no such network.
+        ConfigError: there are no such weights for it.
     """
 
     def __init__(self, num_outputs: int, name: str = "r3d_18", weights: str | None = None) -> None:
         super().__init__()
-        from torchvision import models
-
-        known = models.list_models(module=models.video)
-        if name not in known:
-            allowed = f"allowed: {', '.join(known)}"
-            reason = f"{name!r} is none of torchvision's{nearest(name, known)}; {allowed}"
-            raise ConfigError(Problem("model.name", reason))
-        choices = [choice.name for choice in models.get_model_weights(name)]
-        if weights not in (None, "DEFAULT", *choices):
-            reason = f"{name} has no weights {weights!r}; it has DEFAULT, {', '.join(choices)}"
+        choices = [None, "DEFAULT", *models.get_model_weights(name).__members__]
+        if weights not in choices:
+            reason = f"{name} has no weights {weights!r}; it has {choices[1:]}"
             raise ConfigError(Problem("model.weights", reason))
-        if weights is None:
-            self.network = models.get_model(name, num_classes=num_outputs)
-        else:
-            self.network = models.get_model(name, weights=weights)
-            _replace_last(self.network, num_outputs)
+        self.network = models.get_model(name, weights=weights)
+        layers = [own for own in self.network.named_modules() if isinstance(own[1], _LAST)]
+        name, last = layers[-1]
+        fresh: nn.Module = (
+            nn.Conv3d(last.in_channels, num_outputs, 1)
+            if isinstance(last, nn.Conv3d)
+            else nn.Linear(last.in_features, num_outputs)
+        )
+        self.network.set_submodule(name, fresh)
 
     def forward(self, video: Tensor) -> Tensor:
         logits: Tensor = self.network(video.transpose(1, 2))
         return logits
-
-
-def _replace_last(network: nn.Module, num_outputs: int) -> None:
-    """Give the last layer another number of outputs."""
-    name, last = [
-        (n, m) for n, m in network.named_modules() if isinstance(m, (nn.Linear, nn.Conv3d))
-    ][-1]
-    parent, _, own = name.rpartition(".")
-    new: nn.Module
-    if isinstance(last, nn.Linear):
-        new = nn.Linear(last.in_features, num_outputs)
-    else:
-        new = nn.Conv3d(last.in_channels, num_outputs, 1)
-    setattr(network.get_submodule(parent), own, new)
 
 
 class SmallVideoNet(nn.Module):
@@ -81,16 +68,9 @@ class SmallVideoNet(nn.Module):
         widths = [3, width, 2 * width, 4 * width, 4 * width]
         layers: list[nn.Module] = []
         for number, (inputs, outputs) in enumerate(pairwise(widths)):
-            layers += [
-                nn.Conv3d(inputs, outputs, (1, 3, 3), (1, 2, 2), (0, 1, 1), bias=False),
-                nn.BatchNorm3d(outputs),
-                nn.ReLU(),
-                nn.Conv3d(
-                    outputs, outputs, (3, 1, 1), (1 + number % 2, 1, 1), (1, 0, 0), bias=False
-                ),
-                nn.BatchNorm3d(outputs),
-                nn.ReLU(),
-            ]
+            space = Conv3dNormActivation(inputs, outputs, (1, 3, 3), (1, 2, 2), (0, 1, 1))
+            step = (1 + number % 2, 1, 1)  # every second layer halves the frames
+            layers += [space, Conv3dNormActivation(outputs, outputs, (3, 1, 1), step, (1, 0, 0))]
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(widths[-1], num_outputs)
 

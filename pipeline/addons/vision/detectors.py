@@ -1,26 +1,28 @@
 """Detectors: torchvision's by name, and a small one that learns in a minute on a CPU.
 
-Both are called as torchvision's are: with pictures and targets in training, for losses by name;
-with pictures else, for boxes (float32[n, 4], corners in pixels), labels and scores of each.
+Both are called as torchvision's are: with images and targets in training, for losses by name;
+with images else, for boxes (float32[n, 4], corners in pixels), labels and scores of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from inspect import signature
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.ops import batched_nms, sigmoid_focal_loss
-
-from penstock.config.messages import nearest
-from penstock.errors import ConfigError, Problem
+from torchvision import models
+from torchvision.ops import (
+    Conv2dNormActivation,
+    batched_nms,
+    clip_boxes_to_image,
+    sigmoid_focal_loss,
+)
 
 STRIDE = 4  # pixels between two cells
-_CANDIDATES = 100  # of a picture
+_CANDIDATES = 100  # of an image
 _OVERLAP = 0.5  # from which the less certain of two boxes is left out
+_LEAST = 0.01  # score of a box
 Target = dict[str, Tensor]
 
 
@@ -34,7 +36,7 @@ class TorchvisionDetector(nn.Module):
         arguments: further ones of torchvision's builder, such as min_size.
 
     Raises:
-        ConfigError: there is no such detector, or it does not take the arguments.
+        ValueError, TypeError: there is no such detector, or it does not take the arguments.
     """
 
     def __init__(
@@ -45,51 +47,23 @@ class TorchvisionDetector(nn.Module):
         arguments: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        from torchvision import models
-
-        known = models.list_models(module=models.detection)
-        if name not in known:
-            reason = f"{name!r} is no detector of torchvision; allowed: {', '.join(known)}"
-            raise ConfigError(Problem("model.name", reason))
-        _check_arguments(name, arguments or {})
-        try:
-            self.detector = models.get_model(
-                name,
-                weights=None,
-                weights_backbone=weights_backbone,
-                num_classes=num_classes,
-                **(arguments or {}),
-            )
-        except (TypeError, ValueError, KeyError) as error:
-            raise ConfigError(Problem("model.arguments", f"{name}: {error}")) from error
+        self.detector = models.get_model(
+            name,
+            weights=None,
+            weights_backbone=weights_backbone,
+            num_classes=num_classes,
+            **(arguments or {}),
+        )
 
     def forward(self, images: list[Tensor], targets: list[Target] | None = None) -> Any:
         return self.detector(images, targets)
-
-
-def _check_arguments(name: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse what no part of a detector takes: builders hand on all they do not know, and some of
-    torchvision's models swallow it.
-    """
-    from torchvision import models
-
-    builder = models.get_model_builder(name)
-    model = get_type_hints(builder)["return"]
-    asked = [builder, *(part.__init__ for part in model.__mro__[:-1] if part is not nn.Module)]
-    known = {key for part in asked for key in signature(part).parameters}
-    known -= {"self", "kwargs", "args", "weights", "weights_backbone", "num_classes", "progress"}
-    for key in arguments:
-        if key not in known:
-            took = f"it takes {', '.join(sorted(known))}"
-            reason = f"{name} takes no {key!r}{nearest(key, known)}; {took}"
-            raise ConfigError(Problem(f"model.arguments.{key}", reason))
 
 
 class SmallDetector(nn.Module):
     """An own network without anchors: each cell of 4 pixels says which class has its centre there,
     and how far the box reaches from it (CenterNet's form: Zhou et al., "Objects as Points", 2019).
 
-    Pictures of a batch have one size.
+    Images of a batch have one size.
 
     Args:
         num_classes: the background included; a fact of the dataset.
@@ -98,35 +72,25 @@ class SmallDetector(nn.Module):
 
     def __init__(self, num_classes: int, width: int = 24) -> None:
         super().__init__()
-        steps: list[nn.Module] = []
-        channels = 3
-        for out, stride in ((width, 2), (2 * width, 2), (2 * width, 1), (2 * width, 1)):
-            steps += [nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out)]
-            steps.append(nn.ReLU())
-            channels = out
-        self.stem = nn.Sequential(*steps)
+        wide, wider = 2 * width, 4 * width
+        self.stem = nn.Sequential(
+            Conv2dNormActivation(3, width, stride=2),
+            Conv2dNormActivation(width, wide, stride=2),
+            Conv2dNormActivation(wide, wide),
+            Conv2dNormActivation(wide, wide),
+        )
         self.context = nn.Sequential(
-            nn.Conv2d(channels, 2 * channels, 3, 2, 1, bias=False),
-            nn.BatchNorm2d(2 * channels),
-            nn.ReLU(),
-            nn.Conv2d(2 * channels, 2 * channels, 3, 1, 2, dilation=2, bias=False),
-            nn.BatchNorm2d(2 * channels),
-            nn.ReLU(),
-            nn.Conv2d(2 * channels, channels, 1),
+            Conv2dNormActivation(wide, wider, stride=2),
+            Conv2dNormActivation(wider, wider, dilation=2),
+            nn.Conv2d(wider, wide, 1),
         )
-        self.heads = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, 1, 1),
-            nn.ReLU(),
-            nn.Conv2d(channels, num_classes - 1 + 4, 1),
-        )
-        last = self.heads[-1]
-        assert isinstance(last, nn.Conv2d)
-        assert last.bias is not None
-        nn.init.constant_(last.bias, 0.0)
-        nn.init.constant_(last.bias[: num_classes - 1], -4.0)  # few cells have a centre
+        hidden, last = nn.Conv2d(wide, wide, 3, 1, 1), nn.Conv2d(wide, num_classes - 1 + 4, 1)
+        # Few cells have a centre: scores that begin at 0.5 would cost the first hundred steps.
+        last.bias = nn.Parameter(torch.tensor([-4.0] * (num_classes - 1) + [0.0] * 4))
+        self.heads = nn.Sequential(hidden, nn.ReLU(), last)
 
     def forward(self, images: list[Tensor], targets: list[Target] | None = None) -> Any:
-        batch = self._stacked(images)
+        batch = torch.stack(list(images))
         fine = self.stem(batch - 0.5)
         coarse = F.interpolate(self.context(fine), size=fine.shape[-2:], mode="nearest")
         maps = self.heads(fine + coarse).float()
@@ -135,19 +99,12 @@ class SmallDetector(nn.Module):
             return self._losses(logits, reach, targets)
         height, width = batch.shape[-2:]
         return [
-            self._boxes(own, far, width, height) for own, far in zip(logits, reach, strict=True)
+            self._boxes(own, far, (height, width)) for own, far in zip(logits, reach, strict=True)
         ]
-
-    def _stacked(self, images: Sequence[Tensor]) -> Tensor:
-        shapes = {tuple(image.shape) for image in images}
-        if len(shapes) > 1:
-            reason = f"pictures of {len(shapes)} sizes in a batch; SmallDetector needs one: Resize"
-            raise ConfigError(Problem("transform", reason))
-        return torch.stack(list(images))
 
     def _losses(self, logits: Tensor, reach: Tensor, targets: list[Target]) -> dict[str, Tensor]:
         truth, weights = torch.zeros_like(logits), torch.ones_like(logits)
-        distances, count = [logits.new_zeros(())], 0
+        distances = [logits.new_zeros(())]
         rows, columns = logits.shape[-2:]
         ys = torch.arange(rows, device=logits.device)[:, None] + 0.5
         xs = torch.arange(columns, device=logits.device) + 0.5
@@ -164,33 +121,25 @@ class SmallDetector(nn.Module):
                 # All cells in the middle of a box learn how far it reaches.
                 middle = near < 0.2**2
                 middle[row, column] = True
-                cells = middle.nonzero()
-                at = torch.stack([cells[:, 1], cells[:, 0]], 1) + 0.5
-                wanted = torch.cat([at - box[:2], box[2:] - at], 1).clamp_min(0)
-                own = reach[number][:, cells[:, 0], cells[:, 1]].T
-                scale = side.repeat(2)
-                distances.append(((own - wanted).abs() / scale).mean())
-                count += 1
+                far = torch.broadcast_tensors(xs - box[0], ys - box[1], box[2] - xs, box[3] - ys)
+                gaps = (reach[number] - torch.stack(far).clamp_min(0)).abs()
+                distances.append((gaps[:, middle] / side.repeat(2)[:, None]).mean())
         weights = torch.where(truth > 0, torch.ones_like(weights), weights)
         focal = sigmoid_focal_loss(logits, truth, alpha=0.5, gamma=2.0)
-        total = max(count, 1)
+        count = max(len(distances) - 1, 1)
         return {
-            "classes": 4 * (focal * weights).sum() / total,
-            "boxes": 4 * torch.stack(distances).sum() / total,
+            "classes": 4 * (focal * weights).sum() / count,
+            "boxes": 4 * torch.stack(distances).sum() / count,
         }
 
-    def _boxes(self, logits: Tensor, reach: Tensor, width: int, height: int) -> Target:
+    def _boxes(self, logits: Tensor, reach: Tensor, size: tuple[int, int]) -> Target:
         scores = logits.sigmoid()
         peaks = scores * (F.max_pool2d(scores, 3, 1, 1) == scores)
         values, places = peaks.flatten().topk(min(_CANDIDATES, peaks.numel()))
-        cells = logits.shape[-2] * logits.shape[-1]
-        labels, cell = places // cells, places % cells
-        rows, columns = cell // logits.shape[-1], cell % logits.shape[-1]
-        at = torch.stack([columns, rows], 1) + 0.5
-        far = reach[:, rows, columns].T
-        boxes = torch.cat([at - far[:, :2], at + far[:, 2:]], 1) * STRIDE
-        limits = boxes.new_tensor([width, height, width, height])
-        boxes = boxes.clamp_min(0).minimum(limits)
+        labels, rows, columns = torch.unravel_index(places, peaks.shape)
+        at, far = torch.stack([columns, rows], 1) + 0.5, reach[:, rows, columns].T
+        corners = torch.cat([at - far[:, :2], at + far[:, 2:]], 1) * STRIDE
+        boxes = clip_boxes_to_image(corners, size)
         kept = batched_nms(boxes, values, labels, _OVERLAP)
-        kept = kept[values[kept] > 0.01]
+        kept = kept[values[kept] > _LEAST]
         return {"boxes": boxes[kept], "labels": labels[kept] + 1, "scores": values[kept]}

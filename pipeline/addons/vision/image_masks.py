@@ -1,9 +1,9 @@
-"""Pictures, and a mask of each: a class for every pixel, as a number or as a colour.
+"""Images, and a mask of each: a class for every pixel, as a number or as a colour.
 
     root/images/a.jpg            root/masks/a.png                 divided by `val_fraction`
     root/images/train/a.jpg      root/masks/train/a.png           divided already, with val
 
-Cost: one walk over both folders, no picture opened; a picture and a mask read a sample.
+Cost: one walk over both folders, no image opened; an image and a mask read a sample.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field
 from torchvision import tv_tensors
 
-from penstock.datasets.arrays import check_classes
 from penstock.datasets.files import Files, open_root, with_endings
 from penstock.datasets.reading.base import (
     FolderDataset,
     Part,
     Sample,
     Split,
-    check_split,
+    Table,
     split_rows,
+    table,
 )
 from penstock.datasets.reading.image import (
     Orientation,
@@ -41,12 +42,12 @@ from penstock.datasets.reading.image import (
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 _MASKS = (".png", ".bmp", ".gif", ".tif", ".tiff")  # which lose nothing; a JPEG changes numbers
 _LOOKED_AT = 100  # masks of training, where a class is in none: half a second
+Byte = Annotated[int, Field(ge=0, le=255)]
+Color = Annotated[Sequence[Byte], Field(min_length=3, max_length=3)]  # red, green, blue
+Names = Annotated[Sequence[str], Field(min_length=1, max_length=255)]
 Mask = npt.NDArray[np.uint8]
 
 _log = logging.getLogger(__name__)
@@ -60,18 +61,18 @@ class ImageMasks(FolderDataset):
         split: "train", "val" or "test".
         classes: their names, in the order of their numbers from 0; or a mapping of names to
             colours, [red, green, blue], for masks of colours.
-        images, masks: folders of the pictures and of the masks, relative to `root`; a picture and
+        images, masks: folders of the images and of the masks, relative to `root`; an image and
             its mask have the same name up to the ending.
         ignored: the number in masks of pixels that nobody has said anything of.
         ignored_color: their colour, for masks of colours; null: every colour is a class's.
         suffix: what the names of masks have more, before the ending: "_mask" for a_mask.png.
-        reader: "torchvision", "pillow" or "skimage", of the pictures; Pillow reads masks.
-        val_fraction, split_seed: share of the pictures that validate, and the seed of the split;
-            without effect where both folders have "train" and "val".
+        reader: "torchvision", "pillow" or "skimage", of the images; Pillow reads masks.
+        val_fraction, split_seed: share of the images that validate, and the seed of the split;
+            without effect where both folders have "train" and "val" (and "test").
         files: access to addresses.
-        limits: what a file and a picture may claim.
-        test_fraction: share of the pictures to keep for a test.
-        orientation: "apply" (also null) turns pictures and masks as their own EXIF says; "ignore"
+        limits: what a file and an image may claim.
+        test_fraction: share of the images to keep for a test.
+        orientation: "apply" (also null) turns images and masks as their own EXIF says; "ignore"
             takes both as they are stored.
 
     Raises:
@@ -85,12 +86,12 @@ class ImageMasks(FolderDataset):
     def __init__(
         self,
         root: str,
-        classes: Sequence[str] | Mapping[str, Sequence[int]],
+        classes: Names | Mapping[str, Color],
         split: Split = "train",
         images: str = "images",
         masks: str = "masks",
-        ignored: int = 255,
-        ignored_color: Sequence[int] | None = None,
+        ignored: Byte = 255,
+        ignored_color: Color | None = None,
         suffix: str = "",
         reader: Reader = "torchvision",
         val_fraction: Fraction = 0.2,
@@ -100,53 +101,49 @@ class ImageMasks(FolderDataset):
         test_fraction: Fraction = 0.0,
         orientation: Orientation | None = None,
     ) -> None:
-        self.reader = check_reader(reader, orientation)
-        check_split(split, val_fraction, test_fraction)
-        self.limits, self.ignored = limits, ignored
-        self._mask_reader = check_reader("pillow", orientation)
-        self.classes, self._colors = _classes(classes, ignored, ignored_color)
-        check_classes(len(self.classes), "dataset.classes", limits)
+        self.reader, self._turns = check_reader(reader, orientation), orientation != "ignore"
+        self.limits, self.ignored, self.classes = limits, ignored, [*map(str, classes)]
+        if ignored < len(classes):
+            reason = f"{ignored} is a class's number; allowed: {len(classes)} to 255"
+            raise ConfigError(Problem("dataset.ignored", reason))
+        self._colors: dict[int, int] | None = None
+        if isinstance(classes, Mapping):
+            extra = [] if ignored_color is None else [(ignored, ignored_color)]
+            pairs = [*enumerate(classes.values()), *extra]
+            self._colors = {red << 16 | green << 8 | blue: n for n, (red, green, blue) in pairs}
+            if len(self._colors) < len(pairs):
+                raise ConfigError(Problem("dataset.classes", "a colour occurs twice"))
         root_folder = open_root(root, f"folders {images!r} and {masks!r}", files)
-        for key, name in (("images", images), ("masks", masks)):
-            if not root_folder.below(name).exists():
-                hint = f"Put it there, or set dataset.{key}"
-                raise DataError(f"dataset.{key}: {root_folder.path(name)!r} is missing. {hint}.")
         self.folder, self._masks = root_folder.below(images), root_folder.below(masks)
         divided = all(self.folder.below(name).exists() for name in ("train", "val"))
-        tested = divided and self.folder.below("test").exists()
-        whole = tested if split == "test" else divided and (split == "val" or tested)
         if divided:
-            split_folder = "train" if split == "test" and not tested else split
-            self.folder, self._masks = (
-                self.folder.below(split_folder),
-                self._masks.below(split_folder),
-            )
-        shown = str if divided or split == "train" else lambda folder: None  # of two splits, one
-        pictures = with_endings(self.folder.files(), EXTENSIONS, shown(self.folder))
-        if not pictures:
-            ends = ", ".join(EXTENSIONS)
-            raise DataError(f"{str(self.folder)!r} has no images (files that end in {ends}).")
-        mask_files = with_endings(self._masks.files(), _MASKS, shown(self._masks))
-        there = {name.rpartition(".")[0]: name for name in mask_files}
-        stems = [name.rpartition(".")[0] + suffix for name in pictures]
-        if lacking := [name for name in stems if name not in there]:
+            self.folder, self._masks = self.folder.below(split), self._masks.below(split)
+        for key, folder in (("images", self.folder), ("masks", self._masks)):
+            if not folder.exists():
+                hint = f"Put it there, or set dataset.{key}"
+                raise DataError(f"dataset.{key}: {str(folder)!r} is missing. {hint}.")
+        warns = divided or split == "train"  # of two splits of a folder, one
+        found = with_endings(self.folder.files(), EXTENSIONS, str(self.folder) if warns else None)
+        others = with_endings(self._masks.files(), _MASKS, str(self._masks) if warns else None)
+        by_stem = {name.rpartition(".")[0]: name for name in others}
+        stems = [name.rpartition(".")[0] + suffix for name in found]
+        lacking = [stem for stem in stems if stem not in by_stem]
+        if lacking or not found:
             raise DataError(
-                f"{len(lacking)} of {len(pictures)} pictures in {str(self.folder)!r} have no mask, "
-                f"the first {self._masks.path(lacking[0])} (with {', '.join(_MASKS)}). Put them "
-                "there or remove the pictures; dataset.suffix is what names of masks have more "
-                "than names of pictures."
+                f"{str(self.folder)!r}: {len(lacking)} of {len(found)} images have no mask, the "
+                f"first {self._masks.path((lacking or [''])[0])}. Images end in "
+                f"{', '.join(EXTENSIONS)}, and masks in {', '.join(_MASKS)}; dataset.suffix is "
+                "what names of masks have more than names of images."
             )
-        names = np.array([os.fsencode(name) for name in pictures])
-        of_masks = np.array([os.fsencode(there[stem]) for stem in stems])
-        if not whole:
-            share = 0.0 if divided else val_fraction
-            rows = split_rows(names, split, share, split_seed, None, test_fraction)
-            names, of_masks = names[rows], of_masks[rows]
-        self.names, self._mask_names = names, of_masks
+        self.names = np.array([os.fsencode(name) for name in found])
+        self._mask_names = np.array([os.fsencode(by_stem[stem]) for stem in stems])
+        if not divided:
+            rows = split_rows(self.names, split, val_fraction, split_seed, None, test_fraction)
+            self.names, self._mask_names = self.names[rows], self._mask_names[rows]
         if split == "train":
-            self._check_classes()
+            self._warn_of_absent()
 
-    def _check_classes(self) -> None:
+    def _warn_of_absent(self) -> None:
         """Look before training whether each class has a pixel, and warn of those without."""
         counts = np.zeros(256, np.int64)
         for name in self._mask_names[:: -(-len(self._mask_names) // _LOOKED_AT) or 1].tolist():
@@ -157,17 +154,15 @@ class ImageMasks(FolderDataset):
                 return
         absent = [name for name, count in zip(self.classes, counts, strict=False) if not count]
         share = counts[self.ignored] / max(counts.sum(), 1)
-        hint = ""
-        if len(self.classes) == 2 and share and self._colors is None:
-            first, second = self.classes
-            hint = (
-                f' For masks of 0 and {self.ignored} set "dataset.classes={{{first}: [0,0,0], '
-                f'{second}: [{self.ignored},{self.ignored},{self.ignored}]}}".'
-            )
+        # Most tools write masks of one thing as 0 and 255, of which 255 would be ignored.
+        names = ", ".join(
+            f"{name}: [{n},{n},{n}]" for name, n in zip(self.classes, (0, 255), strict=False)
+        )
         _log.warning(
             "%s: in the masks of training that were looked at, no pixel is of the classes %s, and "
-            "%.0f%% of the pixels have the ignored number %d. No run can learn them.%s",
-            *(self._masks, ", ".join(absent[:10]), 100 * share, self.ignored, hint),
+            "%.0f%% of the pixels have the ignored number %d. No run can learn them. For masks of "
+            '0 and 255 set "dataset.classes={%s}".',
+            *(self._masks, ", ".join(absent[:10]), 100 * share, self.ignored, names),
         )
 
     def __getitem__(self, index: int) -> Sample:
@@ -179,25 +174,23 @@ class ImageMasks(FolderDataset):
         if mask.shape != image.shape[-2:]:
             raise DataError(
                 f"mask {self._masks.path(name)!r} has {mask.shape[1]} x {mask.shape[0]} pixels, "
-                f"and its picture {image.shape[-1]} x {image.shape[-2]}; if EXIF turns one, set "
+                f"and its image {image.shape[-1]} x {image.shape[-2]}; if EXIF turns one, set "
                 "dataset.orientation=ignore (pixels as they are stored) or apply."
             )
         return {"image": image, "mask": tv_tensors.Mask(torch.from_numpy(mask))}
 
     @property
-    def metadata(self) -> pd.DataFrame:
-        """A row per sample: the paths of the picture and of its mask."""
-        import pandas as pd
-
+    def metadata(self) -> Table:
+        """A row per sample: the paths of the image and of its mask."""
         masks = [self._masks.path(os.fsdecode(name)) for name in self._mask_names.tolist()]
-        return pd.DataFrame({"path": self._paths(), "mask": masks})
+        return table({"path": self._paths(), "mask": masks})
 
     def _want(self, indices: npt.NDArray[np.int64]) -> float:
         masks = map(os.fsdecode, self._mask_names[indices].tolist())
         return super()._want(indices) + self._masks.want([*masks])
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """The reader, the classes, and names and file sizes of this split's pictures and masks."""
+        """The reader, the classes, and names and file sizes of this split's images and masks."""
         masks = [os.fsdecode(name) for name in self._mask_names.tolist()]
         parts: list[Part] = ["image_masks", self.reader, self.ignored, *self.classes]
         parts += ["numbers" if self._colors is None else repr(sorted(self._colors.items()))]
@@ -206,81 +199,35 @@ class ImageMasks(FolderDataset):
 
     def _mask(self, path: str, shown: str) -> Mask:
         """The classes of the pixels of a file: uint8[H, W]."""
-        if self._colors is not None:
-            wide = read_image(path, self._mask_reader, shown, self.limits).numpy().astype(np.uint32)
-            colors = (wide[0] << 16) | (wide[1] << 8) | wide[2]
-            known = np.array(sorted(self._colors), np.uint32)
-            numbers = np.array([self._colors[color] for color in known.tolist()], np.uint8)
-            places = np.minimum(np.searchsorted(known, colors), len(known) - 1)
-            strange = colors[known[places] != colors]
-            if strange.size:
-                color = int(strange.min())
-                parts = [color >> 16, color >> 8 & 255, color & 255]
-                raise self._unknown(shown, f"the colour {parts}")
-            mask: Mask = numbers[places]
-            return mask
-        stored = _numbers_of(path, shown, self.limits, self._mask_reader == "pillow")
-        unknown = (stored < 0) | (stored >= len(self.classes))
-        strange = stored[unknown & (stored != self.ignored)]
-        if strange.size:
-            raise self._unknown(shown, f"the number {strange.min()}")
-        return stored.astype(np.uint8, copy=False)
-
-    def _unknown(self, shown: str, what: str) -> DataError:
-        return DataError(
-            f"mask {shown!r} has {what}, which is none of {len(self.classes)} classes "
-            "(dataset.classes), nor ignored. Correct it or remove it from the data."
-        )
-
-
-def _classes(
-    classes: Sequence[str] | Mapping[str, Sequence[int]],
-    ignored: int,
-    ignored_color: Sequence[int] | None,
-) -> tuple[list[str], dict[int, int] | None]:
-    """The names, and the class of each colour (red << 16 | green << 8 | blue)."""
-    if isinstance(classes, str) or not 1 <= len(classes) <= 255:
-        reason = f"{classes!r}; a list of 1 to 255 names is needed, or a mapping of them to colours"
-        raise ConfigError(Problem("dataset.classes", reason))
-    names = [str(name) for name in classes]
-    if not 0 <= ignored <= 255 or ignored < len(names):
-        reason = f"{ignored} is a class's number; allowed: {len(names)} to 255"
-        raise ConfigError(Problem("dataset.ignored", reason))
-    if not isinstance(classes, Mapping):
-        return names, None
-    colors: dict[int, int] = {}
-    pairs = [(number, color) for number, color in enumerate(classes.values())]
-    if ignored_color is not None:
-        pairs.append((ignored, ignored_color))
-    for number, color in pairs:
-        parts = list(color) if isinstance(color, Sequence) else []
-        if len(parts) != 3 or not all(type(p) is int and 0 <= p <= 255 for p in parts):
-            reason = f"{color!r} is no colour; write [red, green, blue] of 0 to 255"
-            raise ConfigError(Problem("dataset.classes", reason))
-        key = parts[0] << 16 | parts[1] << 8 | parts[2]
-        if key in colors:
-            raise ConfigError(Problem("dataset.classes", f"the colour {parts} occurs twice"))
-        colors[key] = number
-    return names, colors
-
-
-def _numbers_of(path: str, shown: str, limits: Limits, turns: bool) -> npt.NDArray[Any]:
-    """The numbers of a mask of one channel, or the entries of a palette: of its own type [H, W]."""
-    content = encoded_image(path, "pillow", shown, limits).content
-    try:
-        with opened_image(content, shown, limits) as image:
-            if (image.mode not in ("1", "L", "P") and not image.mode.startswith("I")) or getattr(
-                image, "n_frames", 1
-            ) > 1:
-                raise DataError(
-                    f"mask {shown!r} has the colours of mode {image.mode}, or several pages, and "
-                    "not one of numbers; for colours write dataset.classes as a mapping of names "
-                    "to colours"
-                )
-            return np.array(loaded(image, turns))
-    except (MemoryError, DataError):
-        raise
-    except Exception as error:  # decoders raise any error for a damaged file
-        detail = str(error).partition("\n")[0][:120]
-        wrong = f"is no image, truncated or damaged ({detail}). Replace it or remove it"
-        raise DataError(f"mask {shown!r} {wrong} from the data.") from error
+        content = encoded_image(path, "pillow", shown, self.limits).content
+        try:
+            with opened_image(content, shown, self.limits) as image:
+                pages = getattr(image, "n_frames", 1)
+                picture = loaded(image, self._turns)
+                stored = np.array(picture if self._colors is None else picture.convert("RGB"))
+        except (MemoryError, DataError):
+            raise
+        except Exception as error:  # decoders raise any error for a damaged file
+            wrong = f"is no image, truncated or damaged ({error}). Replace it or remove it"
+            raise DataError(f"mask {shown!r} {wrong} from the data.") from error
+        if pages > 1 or stored.dtype.kind == "f" or (stored.ndim > 2 and self._colors is None):
+            raise DataError(
+                f"mask {shown!r} has the colours of mode {picture.mode}, or several pages, and "
+                "not one of numbers; for colours write dataset.classes as a mapping of names "
+                "to colours"
+            )
+        if self._colors is None:
+            mask, known = stored, (stored >= 0) & (stored < len(self.classes))
+            known |= stored == self.ignored
+        else:
+            codes = stored.astype(np.int64) @ [1 << 16, 1 << 8, 1]
+            colors, numbers = np.array(sorted(self._colors.items())).T
+            places = np.searchsorted(colors, codes).clip(max=len(colors) - 1)
+            mask, known = numbers[places], colors[places] == codes
+        if not known.all():
+            raise DataError(
+                f"mask {shown!r} has {'numbers' if self._colors is None else 'colours'} such as "
+                f"{stored[~known][0].tolist()}, which is none of {len(self.classes)} classes "
+                "(dataset.classes), nor ignored. Correct it or remove it from the data."
+            )
+        return mask.astype(np.uint8, copy=False)

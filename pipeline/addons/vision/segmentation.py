@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision import models
+from torchvision.ops import Conv2dNormActivation
 
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.batch import Batch
@@ -21,16 +24,15 @@ if TYPE_CHECKING:
 
 def run_lengths(mask: Tensor) -> dict[str, list[int]]:
     """A mask bool[H, W] as COCO's JSON has it: lengths of runs down its columns, zeros first."""
-    pixels = mask.T.flatten()
-    ends = pixels.diff().nonzero().flatten().add(1).tolist()
-    counts = [stop - start for start, stop in pairwise([0, *ends, len(pixels)])]
-    return {"size": list(mask.shape), "counts": [0, *counts] if pixels[0] else counts}
+    pixels = F.pad(mask.T.flatten(), (1, 0))  # the first run may be empty, and is of zeros
+    ends = pixels.diff().nonzero().flatten().tolist()
+    return {"size": [*mask.shape], "counts": np.diff([0, *ends, mask.numel()]).tolist()}
 
 
 class Segmentation(Supervised):
     """The model gives logits [B, C, H, W], targets are classes [B, H, W] in whole numbers.
 
-    The loss of a picture is the cross entropy of its pixels, on average; metrics get the likeliest
+    The loss of an image is the cross entropy of its pixels, on average; metrics get the likeliest
     class of each pixel. Pixels of `ignored` count in neither.
 
     Args:
@@ -60,9 +62,10 @@ class Segmentation(Supervised):
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         logits = super().outputs(model, batch)
-        if logits.ndim == 2:  # of `Constant`
-            logits = logits[:, :, None, None].expand(-1, -1, *self.targets(batch).shape[1:])
-        return logits
+        if logits.ndim > 2:
+            return logits
+        size = self.targets(batch).shape[1:]  # of `Constant`, a logit a class stands for all pixels
+        return logits[:, :, None, None].expand(-1, -1, *size)
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         target = self.targets(batch)
@@ -92,37 +95,35 @@ class Segmentation(Supervised):
     def rows(self, outputs: Tensor, batch: Batch) -> list[dict[str, Any]]:
         """`share/NAME` of the pixels, and `mask/NAME` as COCO's run lengths, of each class.
 
-        Masks are of the picture that the model saw.
+        Masks are of the image that the model saw.
         """
         made = []
         for pixels in outputs.argmax(1).cpu():
             masks = {name: pixels == number for number, name in enumerate(self.names)}
             shares = {f"share/{name}": mask.float().mean().item() for name, mask in masks.items()}
-            runs = {f"mask/{name}": run_lengths(mask) for name, mask in masks.items()}
-            made.append(shares | runs)
+            made.append(shares | {f"mask/{name}": run_lengths(own) for name, own in masks.items()})
         return made
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
         """The true and the predicted mask, and the share of pixels that are right."""
-        views, predicted = [], None if outputs is None else outputs.argmax(1)
+        drawn = []
         for row, target in enumerate(self.targets(batch)):
             known = target != self.ignored
             present = target[known].unique().tolist()
             truth = ", ".join(self.names[value] for value in present if value) or self.names[0]
             mask = target.where(known, -1)
-            if predicted is None:
-                views.append(Rendered(truth, mask=mask))
+            if outputs is None:
+                drawn.append(Rendered(truth, mask=mask))
                 continue
-            right = float((predicted[row] == target)[known].double().mean()) if known.any() else 1.0
-            words = f"accuracy {right:.3f}"
-            views.append(Rendered(truth, words, mask=mask, predicted_mask=predicted[row]))
-        return views
+            guess = outputs[row].argmax(0)
+            right = float((guess == target)[known].double().mean()) if known.any() else 1.0
+            drawn.append(Rendered(truth, f"accuracy {right:.3f}", mask=mask, predicted_mask=guess))
+        return drawn
 
     def targets(self, batch: Batch) -> Tensor:
         """The masks of a batch, int64[B, H, W]."""
         target = field(self, batch, self.target)
-        if target.ndim == 4 and target.shape[1] == 1:
-            target = target[:, 0]
+        target = target.squeeze(1) if target.ndim == 4 else target
         if target.ndim != 3 or target.is_floating_point():
             reason = f"{self.target!r} is {in_shape(target)}; masks are whole numbers [B, H, W]"
             raise ConfigError(Problem("objective.target", reason))
@@ -146,7 +147,7 @@ class TorchvisionSegmenter(nn.Module):
         weights_backbone: null, or the name of weights, which are downloaded.
 
     Raises:
-        ConfigError: there is no such network.
+        ValueError: there is no such network.
     """
 
     def __init__(
@@ -156,12 +157,6 @@ class TorchvisionSegmenter(nn.Module):
         weights_backbone: str | None = None,
     ) -> None:
         super().__init__()
-        from torchvision import models
-
-        known = models.list_models(module=models.segmentation)
-        if name not in known:
-            reason = f"{name!r} is none of torchvision's; allowed: {', '.join(known)}"
-            raise ConfigError(Problem("model.name", reason))
         self.segmenter = models.get_model(
             name, weights=None, weights_backbone=weights_backbone, num_classes=num_outputs
         )
@@ -190,13 +185,11 @@ class SmallUNet(nn.Module):
         self.out = nn.Conv2d(width, num_outputs, 1)
 
     def forward(self, image: Tensor) -> Tensor:
-        levels: list[Tensor] = []
-        for step in self.down:
-            halved = F.max_pool2d(levels[-1], 2, ceil_mode=True) if levels else image
-            levels.append(step(halved))
-        made = levels.pop()
-        for step in reversed(self.up):
-            level = levels.pop()
+        made, levels = image, list[Tensor]()
+        for number, step in enumerate(self.down):
+            made = step(F.max_pool2d(made, 2, ceil_mode=True) if number else made)
+            levels.append(made)
+        for step, level in zip(self.up[::-1], levels[-2::-1], strict=True):
             larger = F.interpolate(made, size=level.shape[-2:], mode="nearest")
             made = step(torch.cat([larger, level], 1))
         logits: Tensor = self.out(made)
@@ -204,8 +197,4 @@ class SmallUNet(nn.Module):
 
 
 def _twice(channels: int, out: int) -> nn.Sequential:
-    """Two convolutions, each with batch norm."""
-    layers: list[nn.Module] = []
-    for width in (channels, out):
-        layers += [nn.Conv2d(width, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
-    return nn.Sequential(*layers)
+    return nn.Sequential(Conv2dNormActivation(channels, out), Conv2dNormActivation(out, out))
