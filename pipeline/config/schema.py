@@ -116,7 +116,7 @@ class TransformSection(Section):
     val: Annotated[dict[str, Node | None], VALIDATION]
     train_batch: Annotated[dict[str, Node | None], TRAINING] = {}
     val_batch: Annotated[dict[str, Node | None], VALIDATION] = {}
-    views: Annotated[Count, BATCHES] = 1
+    views: Annotated[Literal[1, 2], BATCHES] = 1
     batch_on: Annotated[
         Literal["auto", "loader", "device"],
         ROUNDING,

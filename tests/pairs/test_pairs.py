@@ -23,8 +23,6 @@ from penstock.addons.pairs import (
     Retrieval,
     TwoTowers,
     TwoViews,
-    Views,
-    further_views,
     nt_xent,
 )
 from penstock.build.data import DataParts
@@ -112,33 +110,12 @@ def test_views_follow_from_the_address_of_a_sample():
 
 def test_views_are_drawn_where_crops_come_before_decoding():
     words = ["experiment=two_views", "transform=images_fast", "transform.train.decode.size=32"]
-    split = DataParts(penstock.compose(*words, "transform.views=3", *SMALL)).train
+    split = DataParts(penstock.compose(*words, "transform.views=2", *SMALL)).train
     made = split.fetch()(split.plan.request(0, 0))
-    assert [*made] == ["image", "label", "image_2", "image_3"]
+    assert [*made] == ["image", "label", "image_2"]
     assert made["image"].dtype == torch.float32
-    assert made["image_3"].shape == (8, 3, 32, 32)
-    assert not torch.equal(made["image_2"], made["image_3"])
-
-
-class Doubled:
-    def __call__(self, sample):
-        return {**sample, "image": sample["image"] * 2}
-
-
-def test_views_add_their_fields_by_number():
-    views = Views({"double": Doubled(), "none": None}, 3)
-    sample = {"image": np.array([1]), "label": 5}
-    result = views(sample)
-    assert list(result) == ["image", "label", "image_2", "image_3"]
-    assert [result[name].tolist() for name in ("image", "image_2", "image_3")] == [[2]] * 3
-    assert list(Views({}, 1)(sample)) == ["image", "label"]
-    with pytest.raises(ConfigError, match="a sample has a field image_2 already; rename it"):
-        views({"image": np.array([1]), "image_2": 7})
-
-
-def test_views_are_in_the_order_of_their_numbers():
-    names = ["image_10", "image", "image_2", "images_3", "image_x"]
-    assert further_views(names, "image") == ["image_2", "image_10"]
+    assert made["image_2"].shape == (8, 3, 32, 32)
+    assert not torch.equal(made["image"], made["image_2"])
 
 
 def test_what_makes_no_views_is_refused():

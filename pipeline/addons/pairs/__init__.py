@@ -1,6 +1,6 @@
 """Contrastive learning: what belongs together lies closer than all else in a batch.
 
-    Views         several views of a sample, `transform.views`
+    Views         two views of a sample, `transform.views`
     TwoViews      separates an image's views from those of all others (SimCLR)
     ImageText     finds an image by its caption, and the caption by its image (CLIP)
     Retrieval     how often the partner is among the k nearest of all of validation
@@ -12,15 +12,14 @@ samples. Cost: a matrix of all rows of the global batch.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, log_softmax, normalize
+from torch.nn.functional import cross_entropy, normalize
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
@@ -32,50 +31,30 @@ from penstock.loading.fetch import Compose
 from penstock.order.keys import begin_sample, hash64, key_at_hand
 from penstock.training.adapter import Rendered
 
-_AT_ONCE = 1024  # rows that are compared with all others
 _EQUAL = 1e-5  # likenesses that differ by no more differ by rounding
 
 
 class Views(Compose):
-    """The same steps, several times over one sample, as one step: `transform.views`.
+    """The same steps twice over one sample, as one step: `transform.views=2`.
 
     The first view keeps the names of its fields, so all that takes a sample without views takes
-    one with them. Tensors and arrays of the others are added as `image_2`, `image_3` ... Each view
-    has draws of its own, which follow from the sample's key; those of the first are the draws that
-    there would be without views. Cost: the steps once a view, and a copy of what they start from.
-
-    Args:
-        views: how many, 1 or more.
+    one with them. Tensors and arrays of the second are added as `image_2` and so on. It has draws
+    of its own, which follow from the sample's key; those of the first are the draws that there
+    would be without views. Cost: the steps twice, and a copy of what they start from.
     """
 
-    def __init__(self, steps: Mapping[str, Callable[[Any], object] | None], views: int) -> None:
-        super().__init__(steps)
-        self.views = views
-
     def __call__(self, sample: Any) -> Any:
-        key, copies = key_at_hand(), [deepcopy(sample) for _ in range(self.views - 1)]
-        result = dict(super().__call__(sample))
-        fields = [name for name, value in result.items() if hasattr(value, "ndim")]
-        for number, copied in enumerate(copies, start=2):
-            # Generators go on from the view before; what is derived from the key has another one.
-            begin_sample(hash64(key, "view", number))
-            view = super().__call__(copied)
-            added = {f"{name}_{number}": view[name] for name in fields}
-            if taken := added.keys() & result.keys():
-                reason = f"a sample has a field {min(taken)} already; rename it"
-                raise ConfigError(Problem("transform.views", reason))
-            result |= added
+        key, copied = key_at_hand(), deepcopy(sample)
+        first = dict(super().__call__(sample))
+        # Generators go on from the view before; what is derived from the key has another one.
+        begin_sample(hash64(key, "view", 2))
+        second = super().__call__(copied)
         begin_sample(key)
-        return result
+        # A class or a text is there once.
+        return first | {f"{of}_2": value for of, value in second.items() if hasattr(value, "ndim")}
 
 
-def further_views(names: Iterable[str], field: str) -> list[str]:
-    """The fields that are further views of `field`, in their order: `image_2`, `image_3` ..."""
-    numbers = (name.removeprefix(f"{field}_") for name in names if name.startswith(f"{field}_"))
-    return [f"{field}_{n}" for n in sorted(int(text) for text in numbers if text.isdecimal())]
-
-
-class ImageEncoder(nn.Module):
+class ImageEncoder(nn.Sequential):
     """Four strided convolutions, their mean over the image, and two layers behind it.
 
     Channels are normalised in groups, within a sample: statistics of a batch would tell a
@@ -91,19 +70,13 @@ class ImageEncoder(nn.Module):
     """
 
     def __init__(self, num_outputs: int = 64, width: int = 16, where: bool = False) -> None:
-        super().__init__()
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise([3, width, 2 * width, 4 * width, 8 * width]):
             layers.append(nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False))
             layers += [nn.GroupNorm(8, outputs), nn.ReLU(inplace=True)]
         side, hidden = 2 if where else 1, 8 * width
-        self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(side), nn.Flatten())
-        first, last = nn.Linear(hidden * side**2, hidden), nn.Linear(hidden, num_outputs)
-        self.head = nn.Sequential(first, nn.ReLU(inplace=True), last)
-
-    def forward(self, image: Tensor) -> Tensor:
-        rows: Tensor = self.head(self.features(image))
-        return rows
+        layers += [nn.AdaptiveAvgPool2d(side), nn.Flatten(), nn.Linear(hidden * side**2, hidden)]
+        super().__init__(*layers, nn.ReLU(inplace=True), nn.Linear(hidden, num_outputs))
 
 
 class TwoTowers(nn.Module):
@@ -119,7 +92,7 @@ class TwoTowers(nn.Module):
     def __init__(self, image: nn.Module, text: nn.Module, temperature: float = 0.1) -> None:
         super().__init__()
         self.image, self.text = image, text
-        self.scale = nn.Parameter(torch.tensor(-math.log(temperature)))
+        self.scale = nn.Parameter(-torch.tensor(temperature).log())
 
     def forward(self, image: Tensor, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors of images and texts, float[B, D] each."""
@@ -143,7 +116,6 @@ class Retrieval(Metric):
     """
 
     higher_is_better = True
-    full_state_update = False
     first: list[Tensor]
     second: list[Tensor]
 
@@ -162,26 +134,25 @@ class Retrieval(Metric):
         """`top1` and so on for each k, float64[]; NaN without a row."""
         first, second = map(dim_zero_cat, (self.first, self.second))  # merged ranks have a tensor
         found = torch.zeros(len(self.k), dtype=torch.float64, device=first.device)
-        for start in range(0, len(first), _AT_ONCE):
-            rows, partners = (side[start : start + _AT_ONCE] for side in (first, second))
+        # Some rows at a time: all likenesses of 50,000 rows would be 10 GB.
+        for rows, partners in zip(first.split(1024), second.split(1024), strict=True):
             likeness, own = rows @ second.T, (rows * partners).sum(1, keepdim=True)
             ahead = (likeness > own + _EQUAL).sum(1)
             equal = ((likeness - own).abs() <= _EQUAL).sum(1).clamp(min=1)
-            shares = [((k - ahead) / equal).clamp(0, 1).double().sum() for k in self.k]
-            found += torch.stack(shares)
+            found += torch.stack([((k - ahead) / equal).clamp(0, 1).double().sum() for k in self.k])
         return dict(zip((f"top{k}" for k in self.k), found / len(first), strict=True))
 
 
 class TwoViews:
     """Separates the views of a sample from those of all other samples: NT-Xent, as in SimCLR.
 
-    The loss of a view is the cross entropy of finding its sample's other views among all views of
+    The loss of a view is the cross entropy of finding its sample's other view among all views of
     the batch by their cosine, over the temperature (Chen et al. 2020,
     https://arxiv.org/abs/2002.05709).
 
     Args:
-        metrics: by name, of the first two views: `Retrieval`.
-        inputs: the field whose views are compared; `transform.views` makes the others.
+        metrics: by name, of the two views: `Retrieval`.
+        inputs: the field whose views are compared; `transform.views` makes the second.
         temperature: the smaller, the more the likest of the others count.
     """
 
@@ -196,29 +167,32 @@ class TwoViews:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         own = self.outputs(model, batch)
-        everything = torch.stack([gathered(rows) for rows in own])
-        return nt_xent(torch.stack(own), everything, places_of(own[0]), self.temperature)
+        all_ranks = torch.stack([gathered(rows) for rows in own])
+        return nt_xent(torch.stack(own), all_ranks, places_of(own[0]), self.temperature)
 
     def outputs(self, model: nn.Module, batch: Batch) -> list[Tensor]:
         """The vectors of each view, of length 1: float32[B, D] each."""
-        names = [self.inputs[0], *further_views(batch, self.inputs[0])]
-        if len(names) < 2 or len({batch[name].shape for name in names}) > 1:
+        names = [self.inputs[0], f"{self.inputs[0]}_2"]
+        if names[1] not in batch or batch[names[0]].shape != batch[names[1]].shape:
             reason = (
                 f"a batch has no second view of {names[0]!r} of the same shape; set "
                 "transform.views=2, and resize in transform.train"
             )
             raise ConfigError(Problem("transform.views", reason))
-        rows = model(torch.cat([batch[name] for name in names]))
-        return list(normalize(rows.float()).chunk(len(names)))
+        return list(normalize(model(torch.cat([batch[name] for name in names])).float()).chunk(2))
 
     def measured(self, outputs: Sequence[Tensor], batch: Batch) -> dict[str, tuple[Any, ...]]:
         return dict.fromkeys(self.metrics, (outputs[0], outputs[1]))
 
     def comparisons(self, train: Any, val: Any) -> dict[str, dict[str, float]]:
         """What a model has that gives all rows the same vector."""
-        kept = [(name, of) for name, of in self.metrics.items() if isinstance(of, Retrieval)]
-        values = {f"{name}/top{k}": min(1.0, k / len(val)) for name, of in kept for k in of.k}
-        return {"chance": values} if values else {}
+        chance = {
+            f"{name}/top{k}": min(1.0, k / len(val))
+            for name, metric in self.metrics.items()
+            if isinstance(metric, Retrieval)
+            for k in metric.k
+        }
+        return {"chance": chance}
 
 
 class ImageText(TwoViews):
@@ -231,7 +205,8 @@ class ImageText(TwoViews):
     Args:
         metrics: by name; a `Retrieval` whose name begins with "picture" finds images by captions,
             any other one captions by images.
-        inputs: the fields of images, tokens and their lengths, as in conf/objective.
+        inputs: the fields of images, tokens and their lengths, as in conf/objective: captions come
+            from dataset.caption, tokens from transform.train.tokenize, lengths from collate=pad.
     """
 
     def loss(self, model: Any, batch: Batch) -> Tensor:
@@ -244,47 +219,38 @@ class ImageText(TwoViews):
 
     def outputs(self, model: Any, batch: Batch) -> list[Tensor]:
         """The vectors of images and captions, of length 1: float32[B, D] each."""
-        if missing := [name for name in self.inputs if name not in batch]:
-            reason = (
-                f"{missing[0]!r} is no field of a batch ({', '.join(batch)}). Captions come from "
-                "dataset.caption; transform.train.tokenize makes tokens of them, and collate=pad "
-                "their lengths"
-            )
-            raise ConfigError(Problem("objective.inputs", reason))
         return [normalize(rows.float()) for rows in model(*(batch[name] for name in self.inputs))]
 
     def measured(self, outputs: Sequence[Tensor], batch: Batch) -> dict[str, tuple[Any, ...]]:
-        images, texts = outputs
         return {
-            name: (texts, images) if name.startswith("picture") else (images, texts)
+            name: (outputs[1], outputs[0]) if name.startswith("picture") else tuple(outputs)
             for name in self.metrics
         }
 
     def rendered(self, batch: Batch, outputs: Any = None) -> list[Rendered]:
         """The caption of each row, and the likest of those shown."""
         captions = batch.get("caption") or [""] * len(batch.positions)
-        if outputs is None:
-            return [Rendered(caption) for caption in captions]
-        likest = (outputs[0] @ outputs[1].T).argmax(1).tolist()
-        return [Rendered(own, captions[other]) for own, other in zip(captions, likest, strict=True)]
+        likest = [""] * len(captions)
+        if outputs is not None:
+            likest = [captions[row] for row in (outputs[0] @ outputs[1].T).argmax(1).tolist()]
+        return [Rendered(own, other) for own, other in zip(captions, likest, strict=True)]
 
 
 def nt_xent(own: Tensor, everything: Tensor, places: Tensor, temperature: float) -> Tensor:
-    """The mean cross entropy of finding a sample's other views among all views, float32[n].
+    """The mean cross entropy of finding a sample's other view among all views, float32[n].
 
     Args:
-        own: float32[V, n, D] of length 1; V views of this rank's samples.
-        everything: float32[V, N, D], of the samples of all ranks.
+        own: float32[2, n, D] of length 1; the views of this rank's samples.
+        everything: float32[2, N, D], of the samples of all ranks.
         places: int64[n], where the own samples are among all.
     """
-    views, total = everything.shape[:2]
-    columns = torch.arange(views * total, device=own.device)
-    itself = torch.cat([places + view * total for view in range(views)])[:, None]
+    total = everything.shape[1]
+    itself = torch.cat([places, places + total])
     likeness = own.flatten(0, 1) @ everything.flatten(0, 1).T / temperature
-    logs = log_softmax(likeness.scatter(1, itself, -torch.inf), dim=1)
-    others = (columns % total == itself % total) & (columns != itself)
-    losses = -logs.masked_fill(~others, 0.0).sum(1) / (views - 1)
-    return losses.reshape(views, -1).mean(0)
+    # A view is no candidate for itself.
+    logits = likeness.scatter(1, itself[:, None], -torch.inf)
+    losses = cross_entropy(logits, (itself + total) % (2 * total), reduction="none")
+    return losses.reshape(2, -1).mean(0)
 
 
 def places_of(rows: Tensor) -> Tensor:

@@ -245,12 +245,9 @@ def _as_the_model_saw(split: Split, field: str, batch: Batch) -> list[Tensor]:
 
 
 def _views(batch: Batch, field: str) -> list[str]:
-    """The further views of a field, where nothing is drawn on the first."""
-    if f"{field}_2" not in batch or not set(batch.kinds.values()) <= {"image"}:
-        return []
-    from penstock.addons.pairs import further_views
-
-    return further_views(batch, field)
+    """The second view of a field, where nothing is drawn on the first."""
+    is_plain = set(batch.kinds.values()) <= {"image"}
+    return [f"{field}_2"] if f"{field}_2" in batch and is_plain else []
 
 
 def denormalized(images: Tensor, *transforms: Compose | BatchCompose) -> Tensor:
