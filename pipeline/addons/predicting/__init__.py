@@ -23,17 +23,15 @@ What is read without labels:
 from __future__ import annotations
 
 import json
-import math
 import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,8 +59,8 @@ from penstock.loading.facts import classes_of, unfiltered
 from penstock.order.plan import Plan, is_stream
 from penstock.order.samplers import Subset
 from penstock.runs import checkpoint
-from penstock.runs.folder import MANIFEST, plain, read_manifest, take
-from penstock.runs.only_shown import only_shown
+from penstock.runs.folder import now, read_manifest, take, write_manifest
+from penstock.runs.only_shown import only_shown, reason
 from penstock.runs.resume import run_of
 from penstock.tasks import validate
 from penstock.tasks.summary import print_table
@@ -71,12 +69,7 @@ from penstock.training.adapter import Objective
 from penstock.training.loop import Record
 from penstock.training.step import autocast
 
-if TYPE_CHECKING:
-    from penstock.tasks.fit import Fit
-
 Row = dict[str, Any]
-_FOLDER = "learned"
-_COMPARED = 16  # samples of the test split with those of the others
 _ENDINGS = {"weights": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
 
 
@@ -115,8 +108,8 @@ def trained(config: Config, world: World | None = None, elsewhere: bool = False)
         for name in nodes.keys() & steps.keys():
             known = nodes[name]
             if "vocabulary" in known:  # its name alone: a manifest names no file elsewhere
-                file = Path(known["vocabulary"]).name
-                known["vocabulary"] = str(path.parent.parent / _FOLDER / file)
+                kept = path.parent.parent / "learned" / Path(known["vocabulary"]).name
+                known["vocabulary"] = str(kept)
             steps[name] = {
                 key: known[key] if value == "dataset" else value
                 for key, value in steps[name].items()
@@ -127,20 +120,22 @@ def trained(config: Config, world: World | None = None, elsewhere: bool = False)
     if elsewhere and learned:
         parts.data.train.dataset = SimpleNamespace(**learned)  # its facts and classes
     elif encoding not in (None, _plain(parts.data.train.dataset).get("encoding")):
-        reason = (
-            "scales and categories of its training rows are others than those of the run, so the "
-            "model would get other numbers. task=predict reads another table as the run read its "
-            "own; a run with dataset.val_file measures on one"
+        raise ConfigError(
+            Problem(
+                "dataset",
+                "scales and categories of its training rows are others than those of the run, so "
+                "the model would get other numbers. task=predict reads another table as the run "
+                "read its own; a run with dataset.val_file measures on one",
+            )
         )
-        raise ConfigError(Problem("dataset", reason))
     model, objective, device = parts.model(), parts.objective(), parts.world.device
     validate.load_weights(model, path)
     return Trained(parts, model.to(device).eval(), objective.to(device), path, learned)
 
 
-def leave(fit: Fit) -> None:
+def leave(fit: Any) -> None:
     """Note in the manifest what the training data has given. Cost: 1 ms, and that of its facts."""
-    data, folder = fit.data, fit.folder.path / _FOLDER
+    data, folder = fit.data, fit.folder.path / "learned"
     with only_shown("what predictions need of the training data"):
         nodes: dict[str, Any] = {"val": {}, "val_batch": {}}
         for section, known in nodes.items():
@@ -180,14 +175,13 @@ def test(config: Config) -> float | None:
     known = manifest.get("test") or {}
     if known and known["best"] == manifest.get("best"):
         say(f"measured once, at {known['at']}; a test split is not for choosing among models")
-        values = {name: math.nan if of is None else of for name, of in known["metrics"].items()}
+        values = {name: float("nan") if of is None else of for name, of in known["metrics"].items()}
         print_table({"test": values})
         return values.get(manifest["monitor"])
     # Its lock keeps a training from resuming, whose manifest would then be overwritten.
     held = take(folder) if launched_rank()[0] == 0 else nullcontext()
     if held is None:
-        reason = f"{folder} is still training; test it when it has ended"
-        raise ConfigError(Problem("run", reason))
+        raise ConfigError(Problem("run", f"{folder} is still training; test it when it has ended"))
     with held:
         return validate.run(config.model_copy(update={"split": "test"}), _note)
 
@@ -199,23 +193,28 @@ def _note(ready: Trained, metrics: Record) -> None:
         first = _first_rows(data.test)
         for other in data.splits:
             if len(set(first)) > 1 and first == _first_rows(other):
-                reason = (
-                    f"{type(unfiltered(other.dataset)).__name__} gives the rows of the "
-                    f"{other.name} split for the test: the first {len(first)} are equal, byte by "
-                    "byte. Let it know split='test', write a node under data.test_dataset, or "
-                    "divide the rows: data.split.val=0.1 data.split.test=0.1"
+                raise ConfigError(
+                    Problem(
+                        data.test.node[0],
+                        f"{type(unfiltered(other.dataset)).__name__} gives the rows of the "
+                        f"{other.name} split for the test: the first {len(first)} are equal, byte "
+                        "by byte. Let it know split='test', write a node under data.test_dataset, "
+                        "or divide the rows: data.split.val=0.1 data.split.test=0.1",
+                    )
                 )
-                raise ConfigError(Problem(data.test.node[0], reason))
-    manifest, at = read_manifest(folder, "run"), datetime.now(UTC).isoformat(timespec="seconds")
-    kept = {"metrics": metrics, "at": at, "best": manifest.get("best")}
-    manifest["test"] = {**kept, "checkpoint": str(ready.path)}
-    text = json.dumps(plain(manifest), indent=2, ensure_ascii=False) + "\n"
-    write_atomically(folder / MANIFEST, text.encode(errors="backslashreplace"))
+    manifest = read_manifest(folder, "run")
+    manifest["test"] = {
+        "metrics": metrics,
+        "at": now(),
+        "best": manifest.get("best"),
+        "checkpoint": str(ready.path),
+    }
+    write_manifest(folder, manifest)
 
 
 def _first_rows(split: Split) -> list[bytes]:
     """Hashes of the first samples, before their transforms; none of a stream."""
-    count = 0 if is_stream(split.dataset) else min(len(split.dataset), _COMPARED)
+    count = 0 if is_stream(split.dataset) else min(len(split.dataset), 16)
     return [hash_sample(split.dataset[row]) for row in range(count)]
 
 
@@ -228,12 +227,15 @@ def predict(config: Config) -> None:
         if group.is_first:
             write(out, rows)
             damaged = sum("error" in row for row in rows)
-            left = f"; {damaged} are damaged, and the column error says why" if damaged else ""
-            put(f"predicted  {len(rows) - damaged} rows: {out}{left}")
+            why = f"; {damaged} are damaged, and the column error says why" if damaged else ""
+            put(f"predicted  {len(rows) - damaged} rows: {out}{why}")
 
 
 def predicted(
-    ready: Trained, root: str | Sequence[str], part: str | None = None, group: Group | None = None
+    ready: Trained,
+    root: str | Sequence[str | os.PathLike[str]],
+    part: str | None = None,
+    group: Group | None = None,
 ) -> list[Row]:
     """A row for each sample of all ranks, in their order; `about(row)` of a dataset adds columns.
 
@@ -246,8 +248,10 @@ def predicted(
             no rows without labels.
     """
     group, rows, data = group or Group(), list[Row](), ready.parts.data.test
-    skipping = {"on_error": "skip", "budget": 1.0, "quarantine": None}
-    bad = data.config.bad_samples.model_copy(update=skipping)
+    # A damaged file has a row that says so.
+    bad = data.config.bad_samples.model_copy(
+        update={"on_error": "skip", "budget": 1.0, "quarantine": None}
+    )
     data.config = data.config.model_copy(update={"bad_samples": bad})
     data.dataset = dataset = _unlabelled(ready, root)
     data.fingerprint = {}  # no run continues with it
@@ -271,16 +275,16 @@ def predicted(
             # A rank whose share is all padding has made its outputs for the others' sake.
             said = ready.objective.rows(outputs, batch) if numbers else []
             if len(said) != len(numbers):
-                reason = f"rows(outputs, batch) gives {len(said)} rows for {len(numbers)} samples"
-                raise ConfigError(Problem("objective", reason))
+                counts = f"{len(said)} rows for {len(numbers)} samples"
+                raise ConfigError(Problem("objective", f"rows(outputs, batch) gives {counts}"))
             own = [*zip(numbers, said, strict=True)]
             own += [(bad.index, {"error": bad.cause}) for bad in batch.left_out]
             for number, row in own:
                 # Names of files may have bytes that are no text.
                 path = path_of(dataset, number).encode(errors="backslashreplace").decode()
                 rows.append({"row": number, "path": path, **about(number), **row})
-    everything = [row for share in group.gather(rows) for row in share]
-    return sorted(everything, key=lambda row: int(row["row"]))
+    every = [row for share in group.gather(rows) for row in share]
+    return sorted(every, key=lambda row: int(row["row"]))
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
@@ -292,36 +296,37 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     """
     import pandas as pd
 
-    nested = (list, dict) if path.suffix == ".csv" else ()
-    cells = [
-        {name: json.dumps(of) if isinstance(of, nested) else of for name, of in row.items()}
-        for row in rows
-    ]
-    table = pd.DataFrame(
-        cells, dtype=object
-    )  # so that numbers stay whole where some rows have none
     with replacing(path) as file:
         try:
             if path.suffix == ".jsonl":
                 file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
             elif path.suffix == ".csv":
-                table.to_csv(file, index=False)
+                cells = [
+                    {
+                        n: json.dumps(of) if isinstance(of, list | dict) else of
+                        for n, of in row.items()
+                    }
+                    for row in rows
+                ]
+                # As objects, so that numbers stay whole where some rows have none.
+                pd.DataFrame(cells, dtype=object).to_csv(file, index=False)
             else:
-                table.to_parquet(file, engine="pyarrow", index=False)
+                frame = pd.DataFrame(rows, dtype=object)
+                frame.to_parquet(file, engine="pyarrow", index=False)
         except (ValueError, TypeError, ImportError) as error:  # of which Arrow's errors are
             reason = f"the rows cannot be written as {path.suffix}: {error}; .jsonl takes any JSON"
             raise ConfigError(Problem("out", reason)) from error
 
 
-def _unlabelled(ready: Trained, root: str | Sequence[str]) -> Any:
+def _unlabelled(ready: Trained, root: str | Sequence[str | os.PathLike[str]]) -> Any:
     """The dataset of the rows to predict."""
     split, limits = ready.parts.data.train, ready.parts.config.limits
     key, node = split.node
     kind = called(node)
     names, bases = arguments(kind), getattr(kind, "__mro__", ())
     if hasattr(kind, "unlabelled"):
-        files = options(ready.parts.config, "files")
-        return kind.unlabelled(root, ready.learned.get("dataset"), files, limits)
+        facts, files = ready.learned.get("dataset"), options(ready.parts.config, "files")
+        return kind.unlabelled(root, facts, files, limits)
     if FolderDataset in bases and "reader" in names:
         return _Images(root, node, split.decodes, limits)
     if Arrays in bases:
@@ -332,13 +337,15 @@ def _unlabelled(ready: Trained, root: str | Sequence[str]) -> Any:
         )
         return TensorDataset(block(inputs, np.arange(len(inputs))))
     # One that divides rows by itself would leave some of the new ones out.
-    ours = kind.__module__.startswith("penstock.")
-    if "root" not in node or (not ours and {"split", "train"} & set(names)):
-        reason = (
-            f"{node['_target_']} does not say how rows without labels are read; give it a class "
-            "method unlabelled(root, learned, files, limits) (docs/predicting.md)"
+    divides = {"split", "train"} & set(names) and not kind.__module__.startswith("penstock.")
+    if "root" not in node or divides:
+        raise ConfigError(
+            Problem(
+                key,
+                f"{node['_target_']} does not say how rows without labels are read; give it a "
+                "class method unlabelled(root, learned, files, limits) (docs/predicting.md)",
+            )
         )
-        raise ConfigError(Problem(key, reason))
     given: dict[str, Any] = {"root": root, "val_fraction": 0.0, "test_fraction": 0.0}
     given |= dict.fromkeys(("label", "val_file", "split_column"))
     if Path(str(root)).is_file():
@@ -352,7 +359,9 @@ def _unlabelled(ready: Trained, root: str | Sequence[str]) -> Any:
 class _Images(FolderDataset):
     """One sample: `image`, as in `ImageFolder`; files in the order of their names."""
 
-    def __init__(self, root: str | Sequence[str], node: Row, lazy: bool, limits: Limits) -> None:
+    def __init__(
+        self, root: str | Sequence[str | os.PathLike[str]], node: Row, lazy: bool, limits: Limits
+    ) -> None:
         from penstock.datasets.reading.image import check_reader, encoded_image, read_image
 
         reader = check_reader(node.get("reader", "torchvision"), node.get("orientation"))
@@ -390,14 +399,18 @@ def export(config: Config) -> None:
         with (data.val if data.config.data.validates else data.train).loader() as loader:
             batch = next(iter(loader.epoch(0)))
         if not names or not all(isinstance(batch.get(name), Tensor) for name in names):
-            reason = f"{names}: the model's inputs must be named, and tensors of a batch"
-            raise ConfigError(Problem("objective.inputs", reason))
+            raise ConfigError(
+                Problem(
+                    "objective.inputs",
+                    f"{names}: the model's inputs must be named, and tensors of a batch",
+                )
+            )
         # Two rows or more, as a dimension of 1 would be traced as a constant.
         inputs = tuple(torch.cat([batch[name].as_subclass(Tensor).cpu()[:2]] * 2) for name in names)
         try:
             with torch.no_grad(), warnings.catch_warnings(action="ignore", category=FutureWarning):
-                any_size = ({0: torch.export.Dim("batch")},) * len(inputs)
-                program = torch.export.export(model, inputs, dynamic_shapes=any_size)
+                rows = ({0: torch.export.Dim("batch")},) * len(inputs)
+                program = torch.export.export(model, inputs, dynamic_shapes=rows)
                 program.example_inputs = None  # samples are nobody else's
                 if format == "torch":
                     torch.export.save(program, content)
@@ -408,10 +421,9 @@ def export(config: Config) -> None:
                     assert_onnx_program(made, args=inputs, strategy=None)
                     content.write(made.model_proto.SerializeToString())
         except Exception as error:
-            reason = str(error).strip().partition("\n")[0][:300].rstrip(".")
             raise PenstockError(
-                f"{type(model).__name__} cannot be exported as {format}: {type(error).__name__}: "
-                f"{reason}. format=weights always can"
+                f"{type(model).__name__} cannot be exported as {format}: {reason(error)}. "
+                "format=weights always can"
             ) from error
     write_atomically(out, content.getvalue())
     put(f"exported  {out}, {out.stat().st_size:,} bytes, of {type(model).__name__}")
@@ -426,8 +438,12 @@ def _new_file(config: Config, endings: Sequence[str]) -> Path:
     """
     out = Path(str(config.out))
     if out.suffix not in endings or out.exists() or not out.absolute().parent.is_dir():
-        there = " exists; it" if out.exists() else ""
-        reason = f"must be a new file in a folder that is there, and end in {' or '.join(endings)}"
-        raise ConfigError(Problem("out", f"{config.out!r}{there} {reason}"))
+        raise ConfigError(
+            Problem(
+                "out",
+                f"{config.out!r}{' exists; it' if out.exists() else ''} must be a new file in a "
+                f"folder that is there, and end in {' or '.join(endings)}",
+            )
+        )
     with writing(out), tempfile.TemporaryFile(dir=out.absolute().parent):
         return out
