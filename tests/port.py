@@ -425,7 +425,7 @@ def newest(folder: Path) -> dict:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    return checkpoint.has_checkpoint(folder)
+    return bool(checkpoint.saved(folder))
 
 
 def unreadable(folder: Path) -> list:

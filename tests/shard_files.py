@@ -97,13 +97,13 @@ def leg(folder, group):
     """Go on from the last checkpoint, take two steps, save after each."""
     model, optimizer = sharded(group)
     updates = 0
-    if checkpoint.has_checkpoint(folder):
+    if checkpoint.saved(folder):
         found = checkpoint.find_newest(folder)
         restore(model, optimizer, found.state)
         updates = found.state["updates"]
         same_as_saved(found.state, model, optimizer)
     group.agree(False)  # nobody deletes what another still reads
-    checkpoints = Checkpoints(folder, group, keep_last=2, background=group.world.size > 1)
+    checkpoints = Checkpoints(folder, group, keep_last=2)
     for _ in range(2):
         step(model, optimizer)
         updates += 1
@@ -117,7 +117,7 @@ def leg(folder, group):
     for name, tensor in checkpoint.find_newest(folder).state["model"].items():
         assert torch.equal(tensor, kept[name]), name
     group.agree(False)
-    return {"saved": [path.name for path in checkpoints.saved()], "updates": updates}
+    return {"saved": [path.name for path in checkpoint.saved(folder)[1:]], "updates": updates}
 
 
 def world(size, work, folder, store):

@@ -252,7 +252,7 @@ class Split:
             for step in steps.values():
                 fill_masks(step, ignored)
         count, views = self.config.transform.views, "penstock.addons.pairs"
-        return Compose({"views": import_module(views).Views(steps, count)} if count > 1 else steps)
+        return Compose({"views": import_module(views).Views(steps)} if count > 1 else steps)
 
     @cached_property
     def batch_transform(self) -> BatchCompose:
@@ -515,7 +515,7 @@ class Split:
     def fingerprint_of(self, dataset: Any) -> str:
         """The fingerprint of a dataset, by `data.fingerprint`: by names, sizes or content."""
         config, levels = self.config, self.config.limits.levels
-        own = fingerprint_of(dataset, config.data.fingerprint, config.cache_dir)
+        own = fingerprint_of(dataset, config.data.fingerprint)
         # All that is kept of the samples, statistics and packs, is of pixels scaled by them.
         return own if levels == DEFAULT.levels else _hash(f"{own}\nlevels={levels}")
 

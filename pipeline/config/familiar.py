@@ -227,6 +227,7 @@ GONE: dict[str, str] = {
     "profile.nodes": "set trainer.checkpoint.every_minutes",
     "profile.node_hours_between_failures": "set trainer.checkpoint.every_minutes",
     "trainer.checkpoint.memory_every_steps": "set trainer.checkpoint.every_minutes",
+    "trainer.checkpoint.background": "leave it out; a checkpoint is always written in a thread",
     "dataset.fingerprint": "set data.fingerprint",
     "dataset.packed": "set data.packed",
     "dataset.facts": "set data.facts",

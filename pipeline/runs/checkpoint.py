@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,10 +35,9 @@ from penstock.files.limits import Count, PositiveFloat
 State = dict[str, Any]
 
 BEST = "best.safetensors"
-FORMAT = "2"
+FORMAT = "3"
 
-_NUMBERED = re.compile(r"step-\d{8,}\.safetensors")
-_READERS = {"1": "commit 56af455b"}  # what reads the files of former formats
+_READERS = {"1": "commit 56af455b", "2": "commit fe76f2f2"}  # of the formats before this one
 # As safetensors names them.
 _DTYPES = {
     torch.float64: "F64",
@@ -73,11 +71,11 @@ class NoCheckpointError(CheckpointError):
 
 
 def encode(state: State, keeps: bool = True) -> tuple[str, dict[str, Tensor]]:
-    """The text of `state`, and copies of its tensors on the CPU by name.
+    """The text of `state`, and copies of its tensors on the CPU by their paths in it.
 
     Args:
-        state: nested dicts (keys text or int), lists and tuples of tensors, None, bool, int, float
-            and str. Tensors may be on any device and share memory. What is sharded is made whole.
+        state: nested mappings, lists and tuples of tensors, None, bool, int, float and str. Tensors
+            may be on any device and share memory. What is sharded is made whole.
         keeps: whether this rank wants the tensors; if any is sharded, all ranks make this call.
 
     Raises:
@@ -92,6 +90,8 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor], keeps: bool) -> A
         whole: Any = value.detach()
         if hasattr(whole, "full_tensor"):  # sharded: a collective, and so on all ranks
             whole = whole.full_tensor()
+        while path in tensors:  # {"a/b": ..., "a": {"b": ...}} has two of one path
+            path += "'"
         if keeps:
             # A conjugate is a flag of torch's, which bytes do not have.
             tensors[path] = (
@@ -100,35 +100,31 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor], keeps: bool) -> A
                 .to("cpu", copy=True, memory_format=torch.contiguous_format)
             )
         return {"$tensor": path}
-    inside = f"{path}/" if path else ""
-    if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
-        pairs = []
-        for key, one in value.items():
-            name = str(key).replace("/", "~1")  # as JSON pointers have it, so that none collide
-            pairs.append([key, _encode(one, inside + name, tensors, keeps)])
-        # JSON would make text of a number, and a key with $ would be read as one of ours.
-        plain_keys = all(isinstance(key, str) and not key.startswith("$") for key in value)
-        return dict(pairs) if plain_keys else {"$pairs": pairs}
+    if isinstance(value, Mapping):
+        # As pairs, since JSON would make text of a key that is a number.
+        pairs = [
+            [_encode(part, f"{path}/{key}".lstrip("/"), tensors, keeps) for part in (key, item)]
+            for key, item in value.items()
+        ]
+        return {"$pairs": pairs}
     if isinstance(value, list | tuple):
-        items = [_encode(one, f"{inside}{at}", tensors, keeps) for at, one in enumerate(value)]
-        return {"$tuple": items} if isinstance(value, tuple) else items
+        values = [_encode(item, f"{path}/{at}", tensors, keeps) for at, item in enumerate(value)]
+        return {"$tuple": values} if isinstance(value, tuple) else values
     if value is None or isinstance(value, bool | int | float | str):
         return value  # also NaN and infinities, which Python's JSON knows
     raise TypeError(f"{path} is {value!r:.60} ({type(value).__name__}): no checkpoint can hold it")
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_decode(item, tensors) for item in value]
     match value:
+        case list():
+            return [_decode(item, tensors) for item in value]
         case {"$tensor": name}:
             return tensors[name]
         case {"$tuple": items}:
             return tuple(_decode(items, tensors))
         case {"$pairs": pairs}:
-            return {key: _decode(item, tensors) for key, item in pairs}
-        case dict():
-            return {key: _decode(item, tensors) for key, item in value.items()}
+            return dict(_decode(pairs, tensors))
     return value
 
 
@@ -148,7 +144,7 @@ def write(path: Path, text: str, tensors: Mapping[str, Tensor]) -> None:
         for name, offsets in zip(names, pairwise(ends), strict=True)
     }
     head = json.dumps({"__metadata__": metadata, **described}).encode()
-    head += b" " * (-len(head) % 8)
+    head += b" " * (-len(head) % 8)  # the tensors begin at a multiple of 8, for mapped reading
     with replacing(path, CheckpointError) as file:
         file.write(struct.pack("<Q", len(head)) + head)
         file.writelines(_bytes(tensors[name]) for name in names)
@@ -176,17 +172,18 @@ def load(path: Path) -> State:
         return {**_decode(json.loads(about["state"]), tensors)}
     except FileNotFoundError as error:
         raise NoCheckpointError(f"{path}: there is no such checkpoint") from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path}: the checkpoint is truncated or damaged, or no checkpoint of Penstock's "
-            f"({error}). Use an earlier one"
+            f"{path}: the checkpoint is truncated, damaged or unreadable, or no checkpoint of "
+            f"Penstock's ({error}). Use an earlier one"
         ) from error
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over the state's text, and names, types, shapes and bytes of the tensors."""
+    """SHA-256 over the state's text, and names, types, shapes and bytes of the tensors.
+
+    A disk that has lost a bit would otherwise give other weights without a word.
+    """
     digest = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
@@ -210,7 +207,6 @@ class Checkpoints:
         folder: made at the first save.
         group: the ranks.
         keep_last: how many of the last to keep.
-        background: write in a thread.
         every_epochs: between two of them; the best and the last are always saved.
         every_steps: of the optimizer, between two in an epoch; None: none.
         every_minutes: the same by the clock.
@@ -222,7 +218,6 @@ class Checkpoints:
         group: Group | None = None,
         /,
         keep_last: Count = 1,
-        background: bool = False,
         every_epochs: Count = 1,
         every_steps: Count | None = None,
         every_minutes: PositiveFloat | None = None,
@@ -230,7 +225,6 @@ class Checkpoints:
         self.folder, self.keep_last = folder, keep_last
         self.every_epochs, self.every_steps = every_epochs, every_steps
         self.every_minutes = every_minutes
-        self._background = background
         self._writes = group is None or group.is_first
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[None] | None = None
@@ -249,8 +243,6 @@ class Checkpoints:
         text, tensors = encode(state, self._writes)
         if self._writes:
             self._saving = self._thread.submit(self._save, path, text, tensors, best)
-        if not self._background:
-            self.flush()
         return path
 
     def _save(self, path: Path, text: str, tensors: dict[str, Tensor], best: bool) -> None:
@@ -264,26 +256,23 @@ class Checkpoints:
                 except OSError:  # a file system without hard links
                     shutil.copyfile(path, hidden)
                 hidden.replace(self.folder / BEST)
-        for old in _numbered(self.folder)[: -self.keep_last]:
+        by_step = [file for file in saved(self.folder) if file.name != BEST]
+        for old in by_step[: -self.keep_last]:
             with suppress(OSError):  # then the next save tries again
                 old.unlink()
 
     def flush(self) -> None:
         """Wait until what was saved is on the disk; raises the error of its writing, once."""
-        self.saved()
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()
 
-    def saved(self) -> list[Path]:
-        """The last ones, oldest first; waits for the one that is being written."""
-        if self._saving is not None:
-            wait([self._saving])
-        return _numbered(self.folder)
-
     def best(self) -> Path | None:
         """The best one, or else the last one; waits for the one that is being written."""
-        return next(iter([*self.folder.glob(BEST), *reversed(self.saved())]), None)
+        if self._saving is not None:
+            wait([self._saving])
+        files = saved(self.folder)
+        return next((file for file in files if file.name == BEST), files[-1] if files else None)
 
     def set_aside(self, damaged: Iterable[Path]) -> None:
         """Rename those that cannot be read, which would count among the last ones."""
@@ -294,18 +283,6 @@ class Checkpoints:
             path.replace(path.with_name(f"damaged-{path.name}"))
 
 
-def find(path: Path) -> Path:
-    """The checkpoint that a path refers to: itself, or the best one of a run or of its folder.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    best = path if path.is_file() else Checkpoints(_folder_of(path)).best()
-    if best is None:
-        raise NoCheckpointError(f"{path}: {_NONE}")
-    return best
-
-
 class Newest(NamedTuple):
     """The newest checkpoint that could be loaded; `skipped`: newer ones, and what is wrong."""
 
@@ -314,9 +291,25 @@ class Newest(NamedTuple):
     skipped: Sequence[tuple[Path, str]] = ()
 
 
-def has_checkpoint(path: Path) -> bool:
-    """Whether a run's folder, or the folder of its checkpoints, has any, usable or not."""
-    return Checkpoints(_folder_of(path)).best() is not None
+def saved(path: Path) -> list[Path]:
+    """The checkpoints of a run's folder, or of the one in it: the best, then the last by step."""
+    folders = path, path / "checkpoints"
+    files = [file for folder in folders for file in folder.glob("*.safetensors")]
+    ours = (file for file in files if file.name == BEST or file.name.startswith("step-"))
+    # By length first, as a step may have more than 8 digits.
+    return sorted(ours, key=lambda file: (len(file.name), file.name))
+
+
+def find(path: Path) -> Path:
+    """The checkpoint that a path refers to: itself, or the best one of a run or of its folder.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    files = [path] if path.is_file() else saved(path)
+    if not files:
+        raise NoCheckpointError(f"{path}: {_NONE}")
+    return files[0] if files[0].name == BEST else files[-1]
 
 
 def find_newest(path: Path) -> Newest:
@@ -325,9 +318,9 @@ def find_newest(path: Path) -> Newest:
     Raises:
         CheckpointError: there is none, or none can be used; with what is wrong with each.
     """
-    folder, skipped = _folder_of(path), list[tuple[Path, str]]()
+    skipped = list[tuple[Path, str]]()
     # The best one comes last: it is one of the others, or older than they are.
-    for file in [*reversed(_numbered(folder)), *folder.glob(BEST)]:
+    for file in reversed(saved(path)):
         try:
             return Newest(file, load(file), skipped)
         except CheckpointError as error:
@@ -336,15 +329,3 @@ def find_newest(path: Path) -> Newest:
         raise NoCheckpointError(f"{path}: {_NONE}")
     reasons = "; ".join(f"{file.name}: {reason}" for file, reason in skipped)
     raise CheckpointError(f"{path}: none of its checkpoints can be used: {reasons}")
-
-
-def _folder_of(path: Path) -> Path:
-    """The folder of a run's checkpoints, given that of the run or this one itself."""
-    inner = path / "checkpoints"
-    return inner if inner.is_dir() else path
-
-
-def _numbered(folder: Path) -> list[Path]:
-    """The checkpoints of a folder that have a step in their names, by step."""
-    named = (path for path in folder.glob("step-*") if _NUMBERED.fullmatch(path.name))
-    return sorted(named, key=lambda path: (len(path.name), path.name))  # of 8 digits or more

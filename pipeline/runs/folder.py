@@ -17,10 +17,10 @@ import json
 import os
 import platform
 import secrets
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from importlib import metadata
 from io import FileIO
@@ -34,9 +34,8 @@ import penstock
 from penstock import program
 from penstock.distributed.world import usable_cpus
 from penstock.errors import ConfigError, Problem
-from penstock.files.disk import append, beside, cut, prepare, write_atomically, writing
+from penstock.files.disk import append, cut, prepare, write_atomically, writing
 from penstock.files.locks import lock
-from penstock.order.address import differing
 from penstock.terminal import one_line
 
 MANIFEST, CONFIG, HOLDER = "manifest.json", "config.yaml", "holder.txt"
@@ -92,12 +91,10 @@ class RunFolder:
         for folder in chain([path], (path.with_name(f"{path.name}-{n}") for n in count(2))):
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-            held = take(folder) if _is_free(folder) else None
-            if held is not None:
-                if _is_free(folder):
-                    break
-                held.close()  # another process was faster
-        assert held is not None
+            # Of several processes that find it free, the lock lets one in.
+            if _is_free(folder) and (held := take(folder)) is not None:
+                break
+        assert held is not None  # there is always another name
         known = provenance()
         run = cls(folder, {"status": "running", **known, **facts, "sessions": []}, held)
         run._write_config(config)
@@ -122,19 +119,15 @@ class RunFolder:
                 has it.
             DiskError: it cannot be written to.
         """
-        held = take(path)
-        if held is None:
+        read_manifest(path)  # before the lock, which is a file in the folder
+        if (held := take(path)) is None:
             holder = one_line((path / HOLDER).read_text(errors="replace")) or "another process"
             way = "wait for it or stop it, or set another run_dir"
             raise ConfigError(Problem("resume", f"{path} is in use by {holder}; {way}"))
-        try:
-            prepare(path, idle=0)
-            run = cls(path, {**read_manifest(path), "status": "running"}, held)
-            config = yaml.safe_load((path / CONFIG).read_bytes())
-            run._write_config({**config, "trainer": {**config["trainer"], **trainer}})
-        except BaseException:
-            held.close()
-            raise
+        prepare(path, idle=0)
+        run = cls(path, {**read_manifest(path), "status": "running"}, held)
+        config = yaml.safe_load((path / CONFIG).read_bytes())
+        run._write_config({**config, "trainer": {**config["trainer"], **trainer}})
         run.manifest.pop("ended", None)  # of the session before
         run.manifest["overrides"] = [*run.manifest.get("overrides", []), *longer]
         run._begin_session(provenance(), world, **facts)
@@ -145,38 +138,24 @@ class RunFolder:
         write_atomically(self.path / CONFIG, text.encode(errors="backslashreplace"))
 
     def _begin_session(self, known: Mapping[str, Any], world: int, **facts: Any) -> None:
-        # The rest of it, such as the GPUs, stands in the manifest once, for the first session.
-        names = ("command", "started", "penstock", "git", "python", "packages")
-        started = {"id": secrets.token_hex(8), **{name: known[name] for name in names}}
-        self.manifest.setdefault("sessions", []).append(started)
+        self.manifest.setdefault("sessions", []).append({"id": secrets.token_hex(8), **known})
         self.note(world=world, **facts)
 
     def note(self, **facts: Any) -> None:
         """Add facts to the manifest's entry of this session."""
         self.manifest["sessions"][-1] |= facts
-        text = json.dumps(plain(self.manifest), indent=2, ensure_ascii=False)
-        path = self.path / MANIFEST
-        write_atomically(path, f"{text}\n".encode(errors="backslashreplace"))
+        write_manifest(self.path, self.manifest)
 
-    def rewind(self, epoch: int, step: int, updates: int) -> int:
+    def rewind(self, epoch: int, step: int, updates: int) -> None:
         """Cut what was written after the checkpoint that the run resumes from; reads only that.
-
-        Returns:
-            The number of batches that were in the ledger, and are taken again.
 
         Args:
             epoch, step: address of the next batch.
             updates: optimizer steps taken.
         """
-        again = 0
 
         def is_before(line: Any) -> bool:
             return (int(line["epoch"]), int(line["step"])) < (epoch, step)
-
-        def is_counted(line: Any) -> bool:
-            nonlocal again
-            again += not is_before(line) and "samples" in line
-            return is_before(line)
 
         def is_measured(line: Any) -> bool:
             # The record of an epoch has the steps of its end, as the last log in it.
@@ -184,36 +163,18 @@ class RunFolder:
             return bool(line["epoch"] < epoch if is_whole else line["step"] <= updates)
 
         # By address and not by time: lines lie in the order in which batches were trained on.
-        cut(self.path / LEDGER, is_counted)
+        cut(self.path / LEDGER, is_before)
         cut(self.path / DIGESTS, is_before)
         cut(self.path / METRICS, is_measured)
-        return again
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl; it survives a crash. NaN and infinities become null."""
         append(self.path / METRICS, [json.dumps(plain(record))])
 
-    def finish(self, status: Status, release: bool = True, **results: Any) -> None:
-        """Write to the manifest how the run ended, when, and its results; release the folder."""
-        try:
-            self.manifest |= {"status": status, "ended": now(), **results}
-            self.note(status=status, ended=self.manifest["ended"])
-        finally:
-            if release:
-                self.release()
-
-    @property
-    def is_unused(self) -> bool:
-        """Whether this is a new run that has recorded and saved nothing."""
-        names = (METRICS, LEDGER, DIGESTS, "checkpoints")
-        is_new = len(self.manifest["sessions"]) == 1
-        return is_new and not any((self.path / name).exists() for name in names)
-
-    def remove(self) -> None:
-        """Delete the folder, and release it."""
-        # Renamed first, so that a kill leaves no folder that looks like a run.
-        shutil.rmtree(self.path.rename(beside(self.path)))
-        self.release()
+    def finish(self, status: Status, **results: Any) -> None:
+        """Write to the manifest how the run ended, when, and its results."""
+        self.manifest |= {"status": status, "ended": now(), **results}
+        self.note(status=status, ended=self.manifest["ended"])
 
     def release(self) -> None:
         """Release the folder for other processes; a second time does nothing."""
@@ -228,16 +189,15 @@ def take(folder: Path) -> FileIO | None:
         except BlockingIOError:
             return None
         held.truncate(0)  # the file itself stays, as others may wait for its lock
-        who = f"process {os.getpid()} on {platform.node()} since {now()}"
-        held.write(f"{who} ({program.joined(sys.orig_argv)})".encode())
+        command = program.joined(sys.orig_argv)
+        held.write(f"process {os.getpid()} on {platform.node()} since {now()} ({command})".encode())
     return held
 
 
 def _is_free(folder: Path) -> bool:
     found = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    # A run that was killed while it claimed the folder left these.
-    begun = {HOLDER, CONFIG} if HOLDER in found else set()
-    return found <= {"job.lock", *begun}
+    # A run that was killed while it claimed the folder left a holder, and maybe a configuration.
+    return found <= {"job.lock", *({HOLDER, CONFIG} if HOLDER in found else ())}
 
 
 def now() -> str:
@@ -249,12 +209,10 @@ def provenance() -> dict[str, Any]:
     """Command, versions, git state, hardware and time."""
     import torch  # listing runs does without
 
-    def version_of(package: str) -> str | None:
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return None
-
+    packages = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
     try:
         commit, changed = (
             subprocess.run(  # no monitor of the checkout's own choice
@@ -276,7 +234,7 @@ def provenance() -> dict[str, Any]:
         "penstock": penstock.__version__,
         "git": git,
         "python": platform.python_version(),
-        "packages": {name: version_of(name) for name in PACKAGES},
+        "packages": packages,
         "platform": platform.platform(),
         "cpus": usable_cpus(),
         "threads": torch.get_num_threads(),
@@ -287,6 +245,12 @@ def provenance() -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """`value` as JSON holds it: NaN and infinities, of which it knows none, are null."""
     return json.loads(json.dumps(value), parse_constant=lambda name: None)
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Replace the manifest of the run in `folder`; raises DiskError."""
+    text = json.dumps(plain(manifest), indent=2, ensure_ascii=False) + "\n"
+    write_atomically(folder / MANIFEST, text.encode(errors="backslashreplace"))
 
 
 def has_manifest(folder: Path) -> bool:
@@ -309,24 +273,21 @@ def read_manifest(folder: Path, key: str = "resume") -> dict[str, Any]:
         return {**json.loads(path.read_bytes())}
     except FileNotFoundError:
         reason = f"{folder} is not a run's folder: it has no {MANIFEST}"
-    except OSError as error:
-        reason = f"{path} cannot be read: {error.strerror or error}"
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         reason = (
-            f"{path} is damaged: {error}. Put a copy of it in its place, or begin anew from "
-            "a checkpoint of that run (resume=<file>)"
+            f"{path} is damaged or unreadable: {error}. Put a copy of it in its place, or begin "
+            "anew from a checkpoint of that run (resume=<file>)"
         )
     raise ConfigError(Problem(key, reason))
 
 
 def same_data(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool | None:
     """Whether two runs had the same training data, by `data` of their manifests; None: unknown."""
-    (kind, train, marks), (other_kind, other, other_marks) = (
-        (run.get("fingerprint"), run.get("train"), run.get("identity", {}).get("train", {}))
-        for run in (first, second)
+    own, other = (
+        (run.get("train"), run.get("identity", {}).get("train", {})) for run in (first, second)
     )
-    if kind != other_kind or train is None or other is None:
+    if None in (own[0], other[0]) or first.get("fingerprint") != second.get("fingerprint"):
         return None
-    if train != other or differing(marks, other_marks):
+    if own != other:
         return False
-    return None if marks.items() >= UNPROVEN.items() else True
+    return None if own[1].items() >= UNPROVEN.items() else True

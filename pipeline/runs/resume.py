@@ -9,17 +9,13 @@ on who loads the data, the machine or the number of processes.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from penstock.config import targets
-from penstock.config.compose import CONF
-from penstock.config.identity import effect_of, identity, leaves
+from penstock.config.identity import effect_of, identity
 from penstock.config.schema import Config, Effect
 from penstock.errors import Problem
 from penstock.order.address import Address, Skipped, differing
@@ -33,10 +29,7 @@ _COUNTS = {"total_steps", "T_max", "total_iters"}  # of steps, which the build s
 
 def run_of(path: Path) -> Path | None:
     """The folder of the run that a run's folder or checkpoint belongs to."""
-    for folder in (path, path.parent.parent):
-        if has_manifest(folder):
-            return folder
-    return None
+    return next((one for one in (path, path.parent.parent) if has_manifest(one)), None)
 
 
 def key_of(word: str) -> str:
@@ -47,18 +40,9 @@ def key_of(word: str) -> str:
 @cache
 def is_harmless(line: str) -> bool:
     """Whether no result depends on this override, so that it may differ between two commands of
-    one sweep.
+    one sweep. An option of a whole section, such as `loader=debug`, is none of these.
     """
-    key, value = key_of(line).replace("/", "."), line.partition("=")[2]
-    if effect_of(key) == Effect.NOTHING:
-        return True
-    # An option of a section such as `loader`, of which not every key is harmless.
-    option = CONF / key / f"{value}.yaml"
-    if not re.fullmatch(r"\w+=\w+", line) or not option.is_file():
-        return False
-    content = yaml.safe_load(option.read_text(encoding="utf-8"))
-    keys = leaves({name: one for name, one in content.items() if name != "defaults"}, key)
-    return all(effect_of(name) == Effect.NOTHING for name, _ in keys)
+    return effect_of(key_of(line).replace("/", ".")) == Effect.NOTHING
 
 
 def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str, Any]:

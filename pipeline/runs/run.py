@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from penstock.addons.predicting import Trained
     from penstock.build.data import DataParts
     from penstock.loading.batch import Batch
-    from penstock.runs.quarantine import Entry
 
 # In C where there is one.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -74,7 +73,7 @@ class Run:
     @property
     def sessions(self) -> list[dict[str, Any]]:
         """A mapping for every start: command, started, at, status, ended ..."""
-        return list(self.manifest.get("sessions", []))
+        return self.manifest.get("sessions", [])
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -118,14 +117,10 @@ class Run:
         return pd.DataFrame(_lines(self.path / DIGESTS), columns=["epoch", "step", "hash"])
 
     @cached_property
-    def left_out(self) -> list[Entry]:
+    def left_out(self) -> pd.DataFrame:
         """The samples that the run left out: the lines of its quarantine.csv."""
         path = self.path / "quarantine.csv"
-        if not path.exists():
-            return []
-        from penstock.runs.quarantine import read  # with torch, which most reports do without
-
-        return read(path)
+        return pd.read_csv(path, na_filter=False) if path.exists() else pd.DataFrame()
 
     def batch(self, epoch: int, step: int, split: Literal["train", "val"] = "train") -> Batch:
         """The very batch that the run had at an address, as `task=replay` makes it.
@@ -177,8 +172,7 @@ class Run:
         """
         from penstock.addons.predicting import predicted
 
-        listed = isinstance(paths, Sequence) and not isinstance(paths, str)
-        root = [os.fspath(path) for path in paths] if listed else os.fspath(paths)  # type: ignore
+        root = os.fspath(paths) if isinstance(paths, os.PathLike) else paths
         return predicted(self._trained, root)
 
     def report(self) -> Path:

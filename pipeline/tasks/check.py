@@ -80,6 +80,7 @@ def run(config: Config) -> None:
     folder = RunFolder.claim(Path(config.run_dir), config.model_dump())
     QuarantineFile(folder.path / NAME).add(bad)
     folder.finish("done")
+    folder.release()
     raise DataError(
         f"{len(bad)} of {count} samples are bad. Repair or remove them, or leave them out of a "
         f"run: bad_samples.quarantine={folder.path / NAME}"

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
@@ -33,7 +34,7 @@ from penstock.loading.loader import Loader
 from penstock.order.address import Skipped
 from penstock.order.plan import Plan, StreamPlan
 from penstock.runs import checkpoint, resume
-from penstock.runs.folder import RunFolder, Status
+from penstock.runs.folder import LEDGER, METRICS, RunFolder, Status
 from penstock.runs.identity import code_of
 from penstock.runs.only_shown import only_shown, reason
 from penstock.tasks import opening, summary
@@ -51,7 +52,7 @@ def run(config: Config) -> float | None:
     parts = TrainingParts(config)
     data, launch = parts.data, config.distributed
     old = Path(config.run_dir if config.resume in (None, "auto") else config.resume)
-    if config.resume is not None and (old.is_file() or checkpoint.has_checkpoint(old)):
+    if config.resume is not None and (old.is_file() or checkpoint.saved(old)):
         from penstock.addons.predicting import learned_of
 
         # A class may have lost its last file since: numbers of classes stay those of the first
@@ -98,7 +99,7 @@ class Fit:
             config.distributed.sync_batchnorm,
         )
         # A run that is resumed has weights, and needs no file that it began with.
-        auto = config.resume == "auto" and not checkpoint.has_checkpoint(Path(config.run_dir))
+        auto = config.resume == "auto" and not checkpoint.saved(Path(config.run_dir))
         self.model = prepare(parts.trained(config.resume is None or auto), self.parallel, group)
         moves = scheduler_moves(self.options, train.plan) if config.scheduler else 0
         own = resume.fingerprint(config, train.fingerprint, moves)
@@ -130,7 +131,7 @@ class Fit:
             "monitor": self.options.monitor if self.config.data.validates else None,
             "mode": self.options.mode,
             "data": {"fingerprint": mode, **data, "identity": known, "left_out": left_out},
-            "code": code_of(self.config),
+            "code": code_of(),
         }
 
     def train(self) -> None:
@@ -258,7 +259,9 @@ class Fit:
         except Exception as error:
             why = reason(error)
             # What the first batch shows of a configuration leaves no folder, like preflight.
-            refused = isinstance(error, ConfigError) and folder.is_unused and not is_job()
+            files = {path.name for path in folder.path.iterdir()}
+            is_unused = opened.old is None and not files & {METRICS, LEDGER, "checkpoints"}
+            refused = isinstance(error, ConfigError) and is_unused and not is_job()
             if isinstance(error, NonFiniteLossError):
                 raise PenstockError(self._how_to_see(error)) from error
             raise
@@ -268,7 +271,7 @@ class Fit:
             if why:
                 folder.manifest["sessions"][-1]["reason"] = why
             try:
-                folder.finish(status, release=False)
+                folder.finish(status)
                 # Observers draw reports from the finished manifest; the lock is held until the last
                 # has closed.
                 for observer in () if refused else self.observers:
@@ -276,7 +279,7 @@ class Fit:
                 for observer in self.observers:
                     observer.on_close(status)
                 if refused:
-                    folder.remove()
+                    shutil.rmtree(folder.path)
             finally:
                 folder.release()
 
@@ -289,7 +292,7 @@ class Fit:
             program.override("resume", self.folder.path),
             f"trainer.skip={self.train_loader.plan.skipped | here}",
         )
-        saved = self.opened.checkpoints and self.opened.checkpoints.saved()  # all of before it
+        saved = self.best  # any of them is of before it
         return (
             f"{error}. To see that batch:\n  {again}"
             + f"\nTo continue without it:\n  {skip}" * bool(saved)

@@ -142,7 +142,7 @@ def _newest(source: Source) -> Newest | None:
     folder = source.folder or Path()
     # A run that was stopped before its first checkpoint starts again.
     may_begin = not source.required or read_manifest(folder).get("status") == "preempted"
-    if may_begin and not checkpoint.has_checkpoint(folder):
+    if may_begin and not checkpoint.saved(folder):
         return None
     return checkpoint.find_newest(folder)
 
@@ -167,7 +167,6 @@ def _folder(config: Config, size: int, opened: Opened, facts: Mapping[str, Any])
     if newest is not None:
         begins = {"at": list(opened.start), "resumed": str(newest.path)}
         _say_changes(newest.path, facts["code"])
-    repeated = 0
     if opened.old is None:
         known = {**facts, "overrides": words, "fingerprint": opened.fingerprint}
         folder = RunFolder.claim(Path(config.run_dir), config.model_dump(), world=size, **known)
@@ -190,13 +189,12 @@ def _folder(config: Config, size: int, opened: Opened, facts: Mapping[str, Any])
             before["train"] = f"{before.get('train')}, then {facts['data']['train']}"
             before["identity"] = {**before.get("identity", {}), "train": UNPROVEN}
         # Lines behind the checkpoint are of batches that come again, and each address has one line.
-        repeated = folder.rewind(*opened.start, opened.updates)
-        folder.note(repeated=repeated)
+        folder.rewind(*opened.start, opened.updates)
     if skipped := Skipped.of(config.trainer.skip):
         folder.note(skipped=skipped.ranges)
     if newest is not None:
         for path, reason in newest.skipped:
-            say(f"cannot use {path}: {reason}; {repeated} batches are taken again")
+            say(f"cannot use {path}: {reason}; the steps behind {newest.path.name} are taken again")
         epoch, step = opened.start
         say(f"resuming {folder.path} at epoch {epoch}, step {step} ({newest.path.name})")
         if opened.renewed is not None:
@@ -206,7 +204,7 @@ def _folder(config: Config, size: int, opened: Opened, facts: Mapping[str, Any])
     return folder
 
 
-def _say_changes(path: Path, now: Mapping[str, Mapping[str, str]]) -> None:
+def _say_changes(path: Path, now: Mapping[str, str]) -> None:
     """Name the code that makes samples and has changed since the run of a checkpoint last began."""
     if (folder := resume.run_of(path)) is None:
         return
@@ -215,11 +213,10 @@ def _say_changes(path: Path, now: Mapping[str, Mapping[str, str]]) -> None:
     starts = [manifest, *manifest.get("sessions", [])]
     then: dict[str, Any] = next((one["code"] for one in reversed(starts) if one.get("code")), {})
     changed = {
-        module: f"{part}: the code of {module} has changed since the run was last started "
-        f"({then[part][module]} then, {digest} now); samples may differ"
-        for part, modules in now.items()
-        for module, digest in modules.items()
-        if then.get(part, {}).get(module, digest) != digest
+        f"the code of {module} has changed since the run was last started ({then[module]} then, "
+        f"{digest} now); samples may differ"
+        for module, digest in now.items()
+        if then.get(module, digest) != digest
     }
-    for text in changed.values():  # once for a module of several parts
+    for text in sorted(changed):
         say(text)

@@ -56,6 +56,7 @@ def run(config: Config) -> None:
         if (picture := draw_batch(split, batch, folder.path)) is not None:
             put(picture)
     folder.finish("done")
+    folder.release()
 
 
 def recompute(split: Split, config: Config) -> Batch:

@@ -118,7 +118,9 @@ def with_weights(folder, change_weights):
     """Save the run's last state again, changed."""
     state = checkpoint.find_newest(folder).state
     change_weights(state)
-    checkpoint.Checkpoints(folder / "checkpoints").save(state, state["updates"])
+    kept = checkpoint.Checkpoints(folder / "checkpoints")
+    kept.save(state, state["updates"])
+    kept.flush()
 
 
 def test_differences_that_no_key_explains(pair, capsys):

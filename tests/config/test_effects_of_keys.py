@@ -41,7 +41,6 @@ QUIET = [
     "trainer.progress=none",
     "trainer.checkpoint.keep_last=9",
     "trainer.checkpoint.every_steps=1",
-    "trainer.checkpoint.background=false",
 ]
 IN_MAIN = ["loader.backend=main", "loader.num_workers=0"]
 IN_WORKERS = ["loader.backend=process", "loader.num_workers=2"]
@@ -286,7 +285,6 @@ ROWS = {
     "trainer.checkpoint.every_steps": Row(("1", "2")),
     "trainer.checkpoint.every_minutes": Row(("1", "2")),
     "trainer.checkpoint.keep_last": Row(("9", "8")),
-    "trainer.checkpoint.background": Row(("true", "false")),
     "trainer.baseline": Row(("true", "false")),
     "trainer.digest": Row(("true", "false")),
     "trainer.ledger": Row(("true", "false")),

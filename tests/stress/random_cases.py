@@ -494,7 +494,6 @@ def _training(draw, kind):
         (0.1, "optimizer=sgd"),
         (0.3, f"trainer.checkpoint.every_steps={draw.randint(1, 4)}"),
         (0.1, f"trainer.checkpoint.keep_last={draw.randint(2, 3)}"),
-        (0.1, "trainer.checkpoint.background=false"),
         (0.1, f"trainer.log_every={draw.randint(1, 9)}"),
         (0.1, "trainer.clip_norm=null"),
         (0.05, "trainer.precision=bf16"),

@@ -112,6 +112,8 @@ def run(
     step = TrainStep(model, objective(reduction), made, moved, chosen, group, seed)
     session = Session(Checkpoints(folder, keep_last=keep) if folder else None)
     result = fit(step, train, val or loader(), session, observers)
+    if session.checkpoints:
+        session.checkpoints.flush()
     return model, result
 
 
@@ -330,7 +332,9 @@ def test_a_run_that_an_observer_has_ended_can_be_resumed(tmp_path):
 
     tired = Observer()
     tired.enough = "it is tired"
-    assert fitted(Session(Checkpoints(tmp_path)), tired) == ("it is tired", 1)
+    session = Session(Checkpoints(tmp_path))
+    assert fitted(session, tired) == ("it is tired", 1)
+    session.checkpoints.flush()
     state = checkpoint.find_newest(tmp_path).state
     assert fitted(Session(state=state)) == ("max_epochs", 3)
 
@@ -355,7 +359,9 @@ def fit_scripted(values, session, **options):
 
 
 def test_a_resumed_run_knows_its_best_and_how_long_ago_that_was(tmp_path):
-    first = fit_scripted([3.0, 1.0, 2.0], Session(Checkpoints(tmp_path)), max_epochs=3)
+    session = Session(Checkpoints(tmp_path))
+    first = fit_scripted([3.0, 1.0, 2.0], session, max_epochs=3)
+    session.checkpoints.flush()
     state = checkpoint.find_newest(tmp_path).state
     result = fit_scripted([2.5, 2.7], Session(state=state), max_epochs=9, patience=2)
     assert (result.reason, len(result.history)) == ("patience", 4)
@@ -366,6 +372,7 @@ def test_a_resumed_run_knows_its_best_and_how_long_ago_that_was(tmp_path):
 def test_the_best_is_saved_between_two_saves(tmp_path):
     kept = Checkpoints(tmp_path, keep_last=9, every_epochs=3)
     fit_scripted([3.0, 1.0, 2.0, 2.5], Session(kept), max_epochs=4)
+    kept.flush()
     assert checkpoint.load(tmp_path / "best.safetensors")["metrics"]["mse"] == 1.0
     assert len(list(tmp_path.glob("step-*"))) == 4  # two bests, every third, the last
 

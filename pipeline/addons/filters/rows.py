@@ -207,7 +207,7 @@ def _named_rows(
     """The rows of this split that `without` names."""
     if isinstance(value, str):
         try:
-            named = [*quarantine.known_rows(value, dataset, split, fingerprint(dataset))]
+            named = [*quarantine.known_rows(value, split, fingerprint(dataset))]
         except ConfigError as error:
             raise ConfigError([Problem(key, one.message) for one in error.problems]) from None
     else:

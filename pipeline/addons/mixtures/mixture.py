@@ -137,7 +137,7 @@ class Mixture(Dataset[Any]):
 
     def names_fingerprint(self) -> str:
         """The same without the sizes of the sources' files."""
-        return self._joined(fingerprint_of(part, "names", "") for part in self._parts)
+        return self._joined(fingerprint_of(part, "names") for part in self._parts)
 
     def _joined(self, fingerprints: Iterable[str]) -> str:
         parts = [*self.sources, *fingerprints, json.dumps(self.mixing, sort_keys=True)]

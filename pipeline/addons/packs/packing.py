@@ -291,7 +291,7 @@ def packed(
         cache_dir,
         out,
         how,
-        None if mode == "sizes" else fingerprint_of(dataset, mode, cache_dir),
+        None if mode == "sizes" else fingerprint_of(dataset, mode),
         split.data.fields,
         split.cache_key(dataset),
         options(split.config, "files"),

@@ -118,6 +118,7 @@ def profile(config: Config) -> None:
         put(f"             {program.text(*of_run(overrides()), *words)}")
     folder = RunFolder.claim(Path(config.run_dir), config.model_dump())
     folder.finish("done", bound=bound, overrides=words)
+    folder.release()
 
 
 def _training(config: Config) -> tuple[TrainingParts, TrainStep]:
@@ -207,6 +208,7 @@ def find_rate(config: Config) -> None:
     text = "\n".join(["lr,loss,smoothed", *(",".join(map(str, row)) for row in rows)])
     write_atomically(folder.path / "lr.csv", f"{text}\n".encode())
     folder.finish("done", suggestion=best)
+    folder.release()
     end = "where the loss exploded" if len(pairs) < steps else "to the end"
     put(f"{len(pairs)} learning rates, {rates[0]:.3g} to {rates[-1]:.3g}, {end}")
     put(f"losses       {folder.path / 'lr.csv'}")

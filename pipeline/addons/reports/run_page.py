@@ -193,12 +193,11 @@ def starts(run: Run) -> Section | None:
                 duration((ended - began).total_seconds()) if began and ended else "–",
                 session.get("world", 1),
                 f"epoch {at[0]}, step {at[1]}" if at else "the beginning",
-                session.get("repeated", 0),
                 session.get("reason") or "–",
             )
         )
-    head = ("start", "ended as", "took", "ranks", "from", "steps repeated", "reason")
-    table = page.table("Every start of the run", head, rows, (2, 3, 5))
+    head = ("start", "ended as", "took", "ranks", "from", "reason")
+    table = page.table("Every start of the run", head, rows, (2, 3))
     deaths = int(np.nansum(column(run.metrics, "worker_deaths")))
     died = f"{counted(deaths, 'worker')} died and were replaced; no batch differs by that."
     trained = f"{duration(seconds_of(run))} of training in finished epochs."
@@ -272,8 +271,8 @@ def data(run: Run) -> Section:
     head = ("split", "dataset", "rows", "fingerprint")
     parts = [page.table("Splits", head, rows, [2]) if rows else None]
     left_out, order = run.left_out, run.manifest.get("order")
-    if left_out:
-        lines = [(row.split, row.index, row.path, row.cause) for row in left_out[:_NAMED]]
+    if len(left_out):
+        lines = left_out[["split", "index", "path", "cause"]].head(_NAMED).to_numpy().tolist()
         more = f"; the first {_NAMED} of quarantine.csv" if len(left_out) > _NAMED else ""
         caption = f"Left out, as they could not be read: {counted(len(left_out), 'sample')}{more}"
         parts.append(page.table(caption, ("split", "row", "file", "cause"), lines, [1]))
