@@ -18,7 +18,7 @@ from penstock.errors import ConfigError, Problem
 from penstock.order.keys import hash64
 from penstock.order.seeding import scope, seed_global
 from penstock.training.adapter import Objective
-from penstock.training.step import Optimizers, of_each_group, warmup_steps, with_warmup
+from penstock.training.step import Optimizers, warmup_steps, with_warmup
 
 
 class TrainingParts:
@@ -42,7 +42,7 @@ class TrainingParts:
             return self.data.make_with_facts("model", self.config.model, nested=False)
 
     def trained(self, begins: bool = True) -> nn.Module:
-        """A new model to be trained, as trainer.warm_start, freeze and recompute prepare it.
+        """A new model to be trained, as trainer.warm_start and freeze prepare it.
 
         Args:
             begins: whether a run begins with its weights.
@@ -57,7 +57,7 @@ class TrainingParts:
                     "and an average is of whole ones; set trainer.precision=bf16, trainer.ema=null",
                 )
             )
-        if any([*trainer.warm_start.values(), *trainer.freeze.values()]) or trainer.recompute:
+        if any([*trainer.warm_start.values(), *trainer.freeze.values()]):
             from penstock.training import finetuning
 
             # Imported late: most runs train all weights from scratch.
@@ -113,8 +113,15 @@ class TrainingParts:
         # names.
         warm = warmup_steps(self.config.schedule.warmup, total_steps)
         supply = dict.fromkeys(("total_steps", "T_max", "total_iters"), total_steps - warm)
-        # Lists such as OneCycleLR's max_lr have a value for each group of weights.
-        own = of_each_group(node, optimizer)
+        base, rates = optimizer.defaults.get("lr"), [each["lr"] for each in optimizer.param_groups]
+        is_scaled = base and {*rates} != {base}
+        # A rate of the schedule is that of `optimizer.lr`; groups have as many times of it.
+        own = {
+            name: [value * rate / base for rate in rates]
+            if name in ("max_lr", "base_lr") and isinstance(value, int | float) and is_scaled
+            else value
+            for name, value in node.items()
+        }
         return with_warmup(
             optimizer, warm, lambda inner: make(own, "scheduler", {"optimizer": inner, **supply})
         )

@@ -54,7 +54,7 @@ WAYS: dict[str, str] = {
     "bf16 amp use_amp": "trainer.precision=bf16",
     "torch_compile": "trainer.compile={value}",
     "gradient_checkpointing gradient_checkpointing_enable activation_checkpointing": (
-        "trainer.recompute=[NAMES], patterns of modules"
+        "the model does that, by torch.utils.checkpoint in its forward pass"
     ),
     "freeze frozen freeze_layers": "trainer.freeze.names=[NAMES], patterns of weights",
     "pretrained load_from init_from finetune_from pretrained_weights": (
@@ -248,6 +248,7 @@ GONE: dict[str, str] = {
     "scheduler.warmup": "set schedule.warmup",
     "scheduler.interval": "set schedule.interval",
     "optimizer.groups": "set trainer.groups",
+    "trainer.recompute": "call torch.utils.checkpoint in the forward pass of the model",
     "transform=pixels": "copy docs/examples/gan/conf/transform/pixels.yaml",
     "transform=faces_skimage": "resize by scikit-image in a dataset of your own; transform=faces",
     "transform.train_batch.erase": "torchvision.transforms.v2.RandomErasing in transform.train",

@@ -215,7 +215,6 @@ class TrainerSection(Section):
     warm_start: Annotated[Options, WEIGHTS] = {}
     freeze: Annotated[Options, WEIGHTS] = {}
     groups: Annotated[dict[str, Options | None] | None, WEIGHTS] = None
-    recompute: Annotated[list[str] | str, NOTHING] = []
 
     @model_validator(mode="before")
     @classmethod

@@ -44,7 +44,7 @@ from penstock.terminal import put, say
 from penstock.training.adapter import Objective
 from penstock.training.loop import Observer, OnlyShows, Record, Result, fit
 from penstock.training.meter import NonFiniteLossError
-from penstock.training.step import TrainOptions, TrainStep, renewed
+from penstock.training.step import TrainOptions, TrainStep
 
 
 def run(config: Config) -> float | None:
@@ -110,7 +110,9 @@ class Fit:
         self.scheduler = parts.scheduler(self.optimizer, moves)
         # A longer run gets a new schedule, which begins where the old one has brought the rates.
         if opened.renewed is not None and opened.state is not None and self.scheduler is not None:
-            opened.state = renewed(opened.state, self.optimizer, self.scheduler)
+            rates = {"param_groups": self.optimizer.state_dict()["param_groups"]}
+            opened.state["optimizer"] = {**opened.state["optimizer"], **rates}
+            opened.state["scheduler"] = self.scheduler.state_dict()
         opening.claim(config, group, opened, self._facts())
         self.observers: list[Observer] = []
         self.display = Observer()
@@ -198,9 +200,8 @@ class Fit:
         results, and lets the observers show theirs.
         """
         if self.config.trainer.baseline and self.val_loader is not None:
-            monitor, watching = self.options.monitor, [self.display]
-            parts = self.data, self.data.val, self.objective, monitor, self.val_loader, self.group
-            self.levels = baselines(*parts, watching)
+            parts = self.data, self.data.val, self.objective, self.val_loader, self.group
+            self.levels = baselines(*parts, [self.display])
         if self.opened.folder is None:
             return
         own, result, manifest = self.objective.baseline_name, self.result, self.folder.manifest

@@ -86,8 +86,7 @@ def measured(
         of_model = validate(model, objective, loader, precision, group, observers=[display])
         columns = {split.name: of_model}
         if config.trainer.baseline:
-            name, _ = monitored(config, objective)
-            columns |= baselines(data, split, objective, name, loader, group, [display])
+            columns |= baselines(data, split, objective, loader, group, [display])
     return columns
 
 
@@ -137,7 +136,6 @@ def baselines(
     data: DataParts,
     split: Split,
     objective: Objective,
-    monitor: str,
     loader: Loader,
     group: Group,
     observers: Sequence[Observer] = (),
@@ -149,7 +147,7 @@ def baselines(
     levels: dict[str, Record] = {}
     if objective.baseline_name:
         with only_shown("the baseline"):
-            model = _constant(data, split, objective, monitor, loader, group)
+            model = _constant(data, split, objective, loader, group)
             with warnings.catch_warnings(action="ignore", category=UserWarning):  # of constants
                 level = validate(model, objective, loader, group=group, observers=observers)
             levels[objective.baseline_name] = level
@@ -161,7 +159,7 @@ def baselines(
 
 
 def _constant(
-    data: DataParts, split: Split, objective: Objective, monitor: str, loader: Loader, group: Group
+    data: DataParts, split: Split, objective: Objective, loader: Loader, group: Group
 ) -> nn.Module:
     """The objective's baseline on `split`, which `loader` measures; a constant, say.
 
@@ -193,7 +191,7 @@ def _constant(
     with Loader(plan, fetch, options, alone) as batches:
         count, what = math.ceil(BASELINE_SAMPLES / plan.batch_size), objective.baseline_name
         some = watched(islice(batches.epoch(0), count), count, f"finding the {what}")
-        return objective.baseline(some, monitor).to(loader.world.device)
+        return objective.baseline(some).to(loader.world.device)
 
 
 @torch.no_grad()
@@ -221,7 +219,8 @@ def try_one_batch(
     ):
         for batch in batches.epoch(0):
             model.to(device).eval()
-            with autocast(device, options.precision), explained(model, objective, batch):
+            given = objective.inputs_of(batch)
+            with autocast(device, options.precision), explained("model", model, given):
                 outputs = objective.measure(model, batch)[1]
             objective.update(outputs, batch)
             try:

@@ -8,11 +8,9 @@ has the stock ones.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import signature
 from itertools import chain
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 MOST_NAMED = 40  # values of one metric that get a name each
 
 # Whose errors are about what they are given.
-_LIBRARIES = ("penstock", "torch", "torchvision", "timm", "transformers")
+_LIBRARIES = ("penstock", "torch", "torchmetrics", "torchvision", "timm", "transformers")
 _NORMALIZES = "Expected more than 1 value per channel when training"  # what batch norm raises
 
 
@@ -101,17 +99,23 @@ class Objective:
         from torchmetrics import Metric
 
         self.own, self.takes_steps = own, callable(getattr(own, "step", None))
-        reason = "which has no method loss(model, batch); docs/objectives.md has one of ten lines"
-        can_train = self.takes_steps or self._has("loss")
-        require(can_train, "objective", f"makes a {type(own).__name__}, {reason}")
+        require(
+            self.takes_steps or self._has("loss"),
+            "objective",
+            f"makes a {type(own).__name__}, which has no method loss(model, batch); "
+            "docs/objectives.md has one of ten lines",
+        )
         metrics = getattr(own, "metrics", None) or {}
         named = metrics if isinstance(metrics, Mapping) else {"": metrics}
         # A null in the configuration removes a metric.
         self.metrics: dict[str, Metric] = {n: m for n, m in named.items() if m is not None}
         for name, metric in self.metrics.items():
-            key, kind = f"objective.metrics.{name}".rstrip("."), type(metric).__name__
-            reason = "which is not a torchmetrics.Metric, by its name; docs/own_parts.md has one"
-            require(isinstance(metric, Metric), key, f"makes a {kind}, {reason}")
+            require(
+                isinstance(metric, Metric),
+                f"objective.metrics.{name}".rstrip("."),
+                f"makes a {type(metric).__name__}, which is not a torchmetrics.Metric, by its "
+                "name; docs/own_parts.md has one",
+            )
         # Metrics may hold others, whose counts travel between the ranks like their own.
         modules = chain.from_iterable(metric.modules() for metric in self.metrics.values())
         self._counting = [part for part in modules if isinstance(part, Metric)]
@@ -135,8 +139,7 @@ class Objective:
 
     def trained(self, model: nn.Module) -> nn.Module:
         """The module that runs the loss in training, which DDP wraps."""
-        self._loss = _Loss(self.own, model)
-        return self._loss
+        return _Loss(self.own, model)
 
     def losses(self, forward: nn.Module, batch: Batch) -> Tensor:
         """Run the loss on this rank's share of a batch.
@@ -147,8 +150,8 @@ class Objective:
         Returns:
             float32[n], a loss for each of the n samples that are not padding, or for each token.
         """
-        self._loss.given.append(unpadded(batch))
-        return self._of_samples("loss(model, batch)", forward(), batch.request.valid)
+        losses = forward(lambda: unpadded(batch))
+        return self._of_samples("loss(model, batch)", losses, batch.request.valid)
 
     def step(self, model: nn.Module, batch: Batch, update: Callable[..., None]) -> Tensor:
         """Take optimizer steps by `update(loss, optimizer)`; returns losses, float32[n]."""
@@ -157,15 +160,13 @@ class Objective:
 
     def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor | None, Any]:
         """Losses as `losses` has them, None unless `validates_loss`; and outputs for `update`."""
-        rows, once = (
-            unpadded(batch),
-            self._has("losses"),
-        )  # of outputs: the model runs once for both
-        loss = None if once or not self.validates_loss else self.own.loss(model, rows)
+        rows = unpadded(batch)
         outputs = self.own.outputs(model, rows) if self._has("outputs") else None
         if not self.validates_loss:
             return None, outputs
-        loss = self.own.losses(outputs, rows) if once else loss
+        # `losses` takes the outputs, so the model runs once for both.
+        once = self._has("losses")
+        loss = self.own.losses(outputs, rows) if once else self.own.loss(model, rows)
         return self._of_samples("loss(model, batch)", loss, batch.request.valid), outputs
 
     def _of_samples(self, call: str, result: Any, count: int) -> Tensor:
@@ -181,8 +182,8 @@ class Objective:
         return sum(others, start=total)
 
     def _of_each(self, what: str, loss: Any, count: int) -> Tensor:
-        kind = type(loss).__name__
-        require(isinstance(loss, Tensor), "objective", f"{what} gives a {kind}, not a tensor")
+        is_tensor = isinstance(loss, Tensor)
+        require(is_tensor, "objective", f"{what} gives a {type(loss).__name__}, not a tensor")
         self._of_batch = loss.ndim == 0
         each = loss.float().expand(count) if self._of_batch else loss.float()
         if not count:  # no loss counts, but the graph does: other ranks wait for its gradients
@@ -215,19 +216,8 @@ class Objective:
         )
         for name, metric in self.metrics.items():
             arguments = given[name] if isinstance(given, Mapping) else given
-            try:
+            with explained(f"objective.metrics.{name}", metric, map(in_shape, arguments)):
                 metric.update(*arguments)
-            except (TypeError, ValueError, RuntimeError, IndexError) as error:
-                if isinstance(error, torch.OutOfMemoryError) or not is_known(metric):
-                    raise  # of a person's own code, a traceback says more
-                key, outputs_of = f"objective.metrics.{name}", getattr(metric, "num_outputs", None)
-                wanted = arguments[-1][0].numel() if outputs_of else None
-                way = f"; set {key}.num_outputs={wanted}" if outputs_of != wanted else ""
-                given_as = " and ".join(map(in_shape, arguments))
-                reason = (
-                    f"{type(metric).__name__} does not take {given_as}: {one_line(error)[:200]}"
-                )
-                raise ConfigError(Problem(key, reason + way)) from error
 
     def compute(self, group: Group | None = None) -> dict[str, float]:
         """Every metric by name; one with a value a class as `name/<class>`. Waits for the device.
@@ -251,11 +241,13 @@ class Objective:
         """A value of a metric by name, and by class or output where it has several numbers."""
         if isinstance(value, (int, float)):
             return {name: float(value)}
-        given = f"{type(metric).__name__} gives {in_shape(value)}; a metric has to give"
-        reason = f"{given} a number, one for each class or output, or a mapping of these"
-        is_list = isinstance(value, Tensor) and value.squeeze().ndim < 2
-        require(is_list, f"objective.metrics.{name}", reason)
-        numbers = _of_present(metric, value.squeeze())
+        require(
+            isinstance(value, Tensor) and value.squeeze().ndim < 2,
+            f"objective.metrics.{name}",
+            f"{type(metric).__name__} gives {in_shape(value)}; a metric has to give a number, one "
+            "for each class or output, or a mapping of these",
+        )
+        numbers = value.squeeze()
         if numbers.ndim == 0:
             return {name: float(numbers)}
         names = getattr(self.own, "names", ())
@@ -276,16 +268,19 @@ class Objective:
         """Name of the model that `baseline` gave; "" where there is none."""
         return getattr(self.own, "baseline_name", "baseline") if self._has("baseline") else ""
 
-    def baseline(self, batches: Iterable[Batch], monitor: str = "loss") -> nn.Module:
-        """The model that a result is compared with by the metric `monitor`; reads all `batches`."""
-        rows = (unpadded(batch) for batch in batches if batch.request.valid)
-        return self.own.baseline(rows, *([monitor] if self.fits_validation else []))
+    def baseline(self, batches: Iterable[Batch]) -> nn.Module:
+        """The model that a result is compared with; reads all `batches`."""
+        return self.own.baseline(unpadded(batch) for batch in batches if batch.request.valid)
 
     def comparisons(self, train: object, val: object) -> dict[str, dict[str, float]]:
         """Metrics of what else a result compares with, by name; from the two splits' datasets."""
         return self.own.comparisons(train, val) if self._has("comparisons") else {}
 
     # Predictions and reports
+
+    def inputs_of(self, batch: Batch) -> Iterator[str]:
+        """The fields of a batch that the model takes, in words."""
+        return (f"{name} {in_shape(batch.get(name))}" for name in self.inputs or batch)
 
     def answer(self, model: nn.Module, batch: Batch) -> Any:
         """Run the model on a share of a batch, which needs no target; outputs for `rows`."""
@@ -299,15 +294,18 @@ class Objective:
         if isinstance(made, Tensor):
             made = made.squeeze(1) if made.shape[1:] == (1,) else made
             return [{"predicted": row.tolist()} for row in made]
-        reason = "does not say how a prediction becomes a row of a table: give it a method rows("
-        require(self._has("rows"), "objective", f"{reason}outputs, batch), see docs/objectives.md")
+        require(
+            self._has("rows"),
+            "objective",
+            "does not say how a prediction becomes a row of a table: give it a method "
+            "rows(outputs, batch), see docs/objectives.md",
+        )
         return [*made]
 
     def rendered(self, batch: Batch, outputs: Any = None) -> list[Rendered]:
         """Every row of a batch, to look at; with `outputs`, also what they predict."""
-        if self._has("rendered"):
-            return [*self.own.rendered(batch, outputs)]
-        return [Rendered()] * len(batch.indices)
+        shows = self._has("rendered")
+        return [*self.own.rendered(batch, outputs)] if shows else [Rendered()] * len(batch.indices)
 
     def examples(
         self, model: nn.Module, dataset: object, transform: object, count: int
@@ -328,18 +326,15 @@ class Objective:
 
 
 class _Loss(nn.Module):
-    """A loss as a forward pass, so that what it calls of a model is the model itself under DDP.
-
-    The batch is no argument, which DDP would take apart and move.
-    """
+    """A loss as a forward pass, so that what it calls of a model is the model itself under DDP."""
 
     def __init__(self, own: Any, model: nn.Module) -> None:
         super().__init__()
         self.loss, self.model = own.loss, model  # of an objective that is a module, not its weights
-        self.given: list[Batch] = []  # which a module sets faster than an attribute
 
-    def forward(self) -> Any:
-        return self.loss(self.model, self.given.pop())
+    def forward(self, batch: Callable[[], Batch]) -> Any:
+        # A function, as DDP takes apart and copies the tensors and mappings that it is called with.
+        return self.loss(self.model, batch())
 
 
 def unpadded(batch: Batch) -> Batch:
@@ -374,50 +369,34 @@ def field(own: object, batch: Mapping[str, Any], name: str) -> Tensor:
 
 
 @contextmanager
-def explained(model: nn.Module, objective: Objective, batch: Batch) -> Iterator[None]:
-    """Say what does not fit where a library's code raises below the call of `model`.
+def explained(key: str, part: Any, given: Iterable[str]) -> Iterator[None]:
+    """Say what does not fit where a library's code raises below the call of a part, at its key.
 
     What a person's own code raises keeps its traceback, which says more.
+
+    Args:
+        given: what the part is called with, as texts; made only where it is needed.
     """
     try:
         yield
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
         text = one_line(error)[:300].rstrip(". ")
         if _NORMALIZES in text:
-            one = f"batch {batch.request.address} has one sample for this process, and the model's "
-            more = "batch norm needs two to train on; set drop, or another batch.size"
-            raise ConfigError(Problem("batch.tail", one + more)) from error
+            raise ConfigError(
+                Problem(
+                    "batch.tail",
+                    "a batch has one sample for this process, and the model's batch norm needs two "
+                    "to train on; set drop, or another batch.size",
+                )
+            ) from error
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         library = str(frames[-1].f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
-        below = any(frame.f_locals.get("self") is model for frame in frames)
+        below = any(frame.f_locals.get("self") is part for frame in frames)
         if not (library and below) or isinstance(error, torch.OutOfMemoryError) or "CUDA" in text:
             raise
-        names = objective.inputs or batch
-        given = ", ".join(f"{name} {in_shape(batch.get(name))}" for name in names)
-        documented = re.search(r"Forward: (.+?)(?:\.\s|\n\s*\n|$)", type(model).__doc__ or "", re.S)
-        takes = documented[1] if documented else ", ".join(signature(model.forward).parameters)
-        reason = (
-            f"{type(model).__name__} does not take {given}: {type(error).__name__}: {text}. It "
-            f"takes {' '.join(takes.split())}. Choose another model, or other fields of a batch "
-            f"({', '.join(batch)}) for objective.inputs"
-        )
-        raise ConfigError(Problem("model", reason)) from error
-
-
-def _of_present(metric: Any, result: Tensor) -> Tensor:
-    """The values of a metric of classes, NaN for those that occur neither in targets nor in
-    predictions: torchmetrics gives these 0, or 1, or -1. A mean over one class says nothing either.
-    """
-    if isinstance(confusion := getattr(metric, "confmat", None), Tensor) and confusion.ndim == 2:
-        counts = confusion.sum(0) + confusion.sum(1)
-    elif isinstance(hits := getattr(metric, "tp", None), Tensor) and hits.ndim == 1:
-        counts = hits + metric.fp + metric.fn
-    else:
-        return result
-    if result.shape == counts.shape:
-        return result.float().where(counts > 0, torch.nan)
-    is_mean = type(metric).__name__.startswith("Multiclass") and len(counts) > 1
-    return result * torch.nan if is_mean and (counts > 0).sum() < 2 else result
+        reason = f"{type(part).__name__} does not take {' and '.join(given)}: "
+        way = f". Choose another {key}, or arguments that fit"
+        raise ConfigError(Problem(key, f"{reason}{type(error).__name__}: {text}{way}")) from error
 
 
 def is_known(metric: object) -> bool:

@@ -3,7 +3,6 @@
 trainer.warm_start  weights of a run or a file that a run begins with
 trainer.freeze      weights that do not learn, for a run or until an epoch
 trainer.groups      weights with a learning rate, a decay ... of their own
-trainer.recompute   modules whose activations are computed again in the backward pass
 
 Each names weights by patterns. Frozen weights get no gradient, so no optimizer touches them: no
 weight decay, and no state before they learn. The epoch says which weights learn in it, so a resumed
@@ -13,20 +12,16 @@ run needs nothing else to know them. Only tensors are read of a file.
 from __future__ import annotations
 
 import pickle
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from fnmatch import translate
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import compress
 from pathlib import Path
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint as recomputed
 
 from penstock.config import targets
 from penstock.config.messages import nearest
@@ -35,16 +30,17 @@ from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Index
 from penstock.runs import checkpoint
 from penstock.terminal import one_line, say
-from penstock.training.adapter import in_shape
+from penstock.training.adapter import in_shape, require
 
 if TYPE_CHECKING:
     from penstock.tasks.fit import Fit
 
-_START, _FREEZE, _RECOMPUTE = "trainer.warm_start", "trainer.freeze", "trainer.recompute"
+_START, _FREEZE = "trainer.warm_start", "trainer.freeze"
 FOREVER = float("inf")  # the epoch in which weights begin to learn that never do
 _SHOWN = 6  # names in a message
 _NESTED = ("state_dict", "model_state_dict", "model", "module")  # where files have the tensors
-_OF_GROUPS = ("names", "kinds", "lr_scale", "layer_decay")  # what no optimizer takes
+_OF_GROUPS = ("names", "kinds", "lr_scale")  # what no optimizer takes
+_KINDS = ("bias", "norm", "embedding")
 
 
 def prepare(config: Config, model: nn.Module, begins: bool) -> None:
@@ -59,44 +55,32 @@ def prepare(config: Config, model: nn.Module, begins: bool) -> None:
     if begins and any(config.trainer.warm_start.values()):
         targets.options(config, _START, model)
     begin_epoch(config, model, 0)
-    if config.distributed.strategy == "fsdp" and {
-        *targets.options(config, _FREEZE, model).values()
-    } - {FOREVER}:
-        raise ConfigError(
-            Problem(
-                f"{_FREEZE}.until",
-                "is not for distributed=fsdp, which shards weights by what learns; set it to null, "
-                "or distributed=ddp",
-            )
-        )
-    if config.trainer.recompute and config.trainer.compile:
-        raise ConfigError(Problem(_RECOMPUTE, "is not for trainer.compile=true; set that to false"))
-    _recompute(model, _listed(config.trainer.recompute))
+    ends = targets.options(config, _FREEZE, model).values()
+    require(
+        config.distributed.strategy != "fsdp" or not {*ends} - {FOREVER},
+        f"{_FREEZE}.until",
+        "is not for distributed=fsdp, which shards weights by what learns; set it to null, or "
+        "distributed=ddp",
+    )
 
 
-# Patterns. One names a weight, or a module with all that is in it: `*` is any text, `?` a
-# character, and `%` a number.
+# Patterns. One names a weight, or a module with all that is in it: `*` is any text, and `?` a
+# character.
 
 
 def _listed(patterns: Sequence[str] | str | None) -> list[str]:
     return [patterns] if isinstance(patterns, str) else [str(each) for each in patterns or ()]
 
 
-def numbers(pattern: str, name: str) -> tuple[int, ...] | None:
-    """The numbers in the places of `%`, where a pattern names this or a module that it is in."""
-    either = (translate(each).replace("%", r"(\d++)") for each in (pattern, f"{pattern}.*"))
-    found = re.match("|".join(either), name)
-    return found and tuple(int(digits) for digits in found.groups() if digits is not None)
-
-
-def _named_by(patterns: Sequence[str], name: str) -> bool:
-    return any(numbers(pattern, name) is not None for pattern in patterns)
+def named_by(patterns: Sequence[str], name: str) -> bool:
+    """Whether a pattern names this, or a module that it is in."""
+    return any(fnmatchcase(name, end) for each in patterns for end in (each, f"{each}.*"))
 
 
 def _check_used(key: str, patterns: Sequence[str], names: Collection[str], what: str) -> None:
     """Raise ConfigError where a pattern names none of `names`, each of which is a `what`."""
     for pattern in patterns:
-        if not any(_named_by([pattern], name) for name in names):
+        if not any(named_by([pattern], name) for name in names):
             parts = {name.rsplit(".", up)[0] for name in names for up in range(name.count(".") + 1)}
             near = nearest(pattern, sorted(parts))
             raise ConfigError(
@@ -139,14 +123,14 @@ def start(
         for name in [name for name in tensors if name.startswith(before)]:
             tensors[after + name.removeprefix(before)] = tensors.pop(name)
     # A head of the file's may be left out, too, that the model has not.
-    tensors = {name: value for name, value in tensors.items() if not _named_by(without, name)}
+    tensors = {name: value for name, value in tensors.items() if not named_by(without, name)}
     fits = {
         name: value
         for name, value in tensors.items()
         if name in own and value.shape == own[name].shape
         if value.is_floating_point() == own[name].is_floating_point()
     }
-    left = [name for name in own if _named_by(without, name)]
+    left = [name for name in own if named_by(without, name)]
     odd = {
         "missing": [name for name in own if name not in tensors and name not in left],
         "unexpected": [name for name in tensors if name not in own],
@@ -158,15 +142,12 @@ def start(
     }
     parts = [f"{what}: {_few(names)}" for what, names in {"left out": left, **odd}.items() if names]
     words = "; ".join([f"{len(fits)} of {len(own)} tensors", *parts])
-    if not fits or (strict and any(odd.values())):
-        raise ConfigError(
-            Problem(
-                f"{_START}.path",
-                f"{path!r} does not fit {type(model).__name__}: {words}. Is it another model? "
-                "rename maps names, without=[NAMES] keeps new weights, strict=false takes what "
-                "fits",
-            )
-        )
+    require(
+        fits and not (strict and any(odd.values())),
+        f"{_START}.path",
+        f"{path!r} does not fit {type(model).__name__}: {words}. Is it another model? rename maps "
+        "names, without=[NAMES] keeps new weights, strict=false takes what fits",
+    )
     for name, value in fits.items():
         own[name].copy_(value)
     # It is said when the run's folder is open: by one rank, and in the manifest.
@@ -204,35 +185,6 @@ def read(path: Path) -> dict[str, Tensor]:
         raise ConfigError(Problem(f"{_START}.path", f"{str(path)!r} {reason}")) from error
 
 
-class Teacher(nn.Module):
-    """A model with the weights of a run or a file, which gives its outputs and never learns.
-
-    It stays in evaluation mode whatever the model around it is set to, its outputs carry no
-    gradient, and its weights stand in no optimizer. Held by an objective, it is in no checkpoint.
-
-    Args:
-        model: the same as that of the weights.
-        path: a run's folder, a checkpoint, or a file of weights.
-        rename: how names of the file begin, and how they do in the model.
-
-    Raises:
-        ConfigError: the weights do not fit the model.
-    """
-
-    def __init__(self, model: nn.Module, path: str, rename: dict[str, str] | None = None) -> None:
-        super().__init__()
-        start(model, path, rename=rename)
-        self.model = model
-        self.requires_grad_(False).train(False)
-
-    def train(self, mode: bool = True) -> Teacher:
-        return super().train(False)
-
-    @torch.no_grad()
-    def forward(self, *inputs: Any, **options: Any) -> Any:
-        return self.model(*inputs, **options)
-
-
 # Frozen weights
 
 
@@ -240,39 +192,30 @@ def ends_of(
     model: nn.Module,
     /,
     names: Sequence[str] | str = (),
-    until: Index | list[Index | None] | None = None,
+    until: Index | None = None,
 ) -> Mapping[str, float]:
     """The epoch in which each frozen weight of a model begins to learn, by name; or FOREVER.
 
-    The section `trainer.freeze`. The first pattern that names a weight says so.
+    The section `trainer.freeze`.
 
     Args:
         names: patterns of weights that do not learn.
-        until: the epoch in which they begin to, or one for each pattern.
+        until: the epoch in which they begin to.
 
     Raises:
         ConfigError: a pattern names no weight, or nothing is left to learn.
     """
-    names = _listed(names)
-    each = until if isinstance(until, list) else [until] * len(names)
-    if len(each) != len(names) or (until is not None and not names):
-        raise ConfigError(
-            Problem(
-                f"{_FREEZE}.until",
-                f"{until} is for {len(names)} names; give one epoch, or one for each of them",
-            )
-        )
-    weights = dict(model.named_parameters())
+    names, weights = _listed(names), dict(model.named_parameters())
+    require(names or until is None, f"{_FREEZE}.until", f"{until} needs names that do not learn")
     _check_used(f"{_FREEZE}.names", names, weights, f"weight of {type(model).__name__}")
-    by_name: dict[str, float] = {}
-    for pattern, end in zip(names, each, strict=True):
-        for name in filter(partial(_named_by, [pattern]), weights):
-            by_name.setdefault(name, FOREVER if end is None else end)
-    if names and all(by_name.get(name) or not weights[name].requires_grad for name in weights):
-        raise ConfigError(
-            Problem(f"{_FREEZE}.names", "leaves no weight that learns in epoch 0; name fewer")
-        )
-    return {name: end for name, end in by_name.items() if end}
+    end = FOREVER if until is None else until
+    frozen = {name: end for name in weights if end and named_by(names, name)}
+    require(
+        not names or any(w.requires_grad for name, w in weights.items() if name not in frozen),
+        f"{_FREEZE}.names",
+        "leaves no weight that learns in epoch 0; name fewer",
+    )
+    return frozen
 
 
 def begin_epoch(config: Config, model: nn.Module, epoch: int) -> bool:
@@ -280,11 +223,8 @@ def begin_epoch(config: Config, model: nn.Module, epoch: int) -> bool:
 
     Returns: whether others do than before.
     """
-    changed, frozen, weights = (
-        False,
-        targets.options(config, _FREEZE, model),
-        dict(model.named_parameters()),
-    )
+    changed, weights = False, dict(model.named_parameters())
+    frozen = targets.options(config, _FREEZE, model)
     for name, end in frozen.items():
         changed |= weights[name].requires_grad != (epoch >= end)
         weights[name].requires_grad = epoch >= end
@@ -299,55 +239,10 @@ def begin_epoch(config: Config, model: nn.Module, epoch: int) -> bool:
     return changed
 
 
-# Activations that are computed again
-
-
-def _recompute(model: nn.Module, patterns: list[str]) -> None:
-    """Let the outermost modules of a model that the patterns name be computed again.
-
-    Raises:
-        ConfigError: a pattern names no module, or a list of modules, which computes nothing.
-    """
-    modules = {name: module for name, module in model.named_modules() if name}
-    _check_used(_RECOMPUTE, patterns, modules, f"module of {type(model).__name__}")
-    for name, module in modules.items():
-        if _named_by(patterns, name) and not _named_by(patterns, name.rpartition(".")[0]):
-            if type(module).forward is nn.Module.forward:
-                what = f"{name} is a {type(module).__name__}, which is not called"
-                raise ConfigError(Problem(_RECOMPUTE, f"{what}; name {name}.%"))
-            module.forward = MethodType(_forward, module)
-
-
-def _forward(self: nn.Module, *arguments: Any, **options: Any) -> Any:
-    """The forward pass of a module's class, without its activations."""
-    forward = partial(type(self).forward, self)
-    if not torch.is_grad_enabled():
-        return forward(*arguments, **options)
-    both = nullcontext(), _with_buffers(self, [buffer.clone() for buffer in self.buffers()])
-    return recomputed(forward, *arguments, use_reentrant=False, context_fn=lambda: both, **options)
-
-
-@contextmanager
-def _with_buffers(module: nn.Module, before: list[Tensor]) -> Iterator[None]:
-    """The second call sees the buffers that the first one saw, and leaves them as they are.
-
-    So batch norms count a batch once. Through `.data`, as autograd would take it for a change of
-    what the backward pass needs.
-    """
-    now = [buffer.clone() for buffer in module.buffers()]
-    for buffer, value in zip(module.buffers(), before, strict=True):
-        buffer.data.copy_(value)
-    try:
-        yield
-    finally:  # torch leaves by an exception when it has all that it needs
-        for buffer, value in zip(module.buffers(), now, strict=True):
-            buffer.data.copy_(value)
-
-
 # Groups of weights
 #
 #     groups:
-#       layers: {names: [embeddings, encoder.layer.%, head], layer_decay: 0.8}
+#       body: {names: [embeddings, encoder.layer.?], lr_scale: 0.1}
 #       plain: {kinds: [bias, norm], weight_decay: 0}
 #
 # A group says which weights it is about, and what differs for these. Each argument of a weight
@@ -413,35 +308,24 @@ def _group(
         name for name, each in model.named_parameters() if name in trained or each.requires_grad
     ]
     _check_used(f"{key}.names", names, known, f"trained weight of {type(model).__name__}")
-    factors = [settings.get(of, 1.0) for of in ("lr_scale", "layer_decay")]
-    places = dict[str, tuple[int, tuple[int, ...]]]()  # by pattern and by the numbers in it
+    scale = settings.get("lr_scale", 1.0)
+    require(
+        {*kinds} <= {*_KINDS} and (names or kinds) and isinstance(scale, int | float),
+        key,
+        f"needs names (patterns) or kinds ({', '.join(_KINDS)}), and numbers",
+    )
+    own = {of: value for of, value in settings.items() if of not in _OF_GROUPS}
+    if "lr_scale" in settings:
+        own["lr"] = own.get("lr", rate) * scale
+    about = {}
     for name in trained:
         module = model.get_submodule(name.rpartition(".")[0])
-        of_kind = {
-            "bias": name.endswith("bias"),
-            "norm": "norm" in type(module).__name__.lower(),
-            "embedding": isinstance(module, nn.Embedding),
-        }
-        if {*map(type, factors)} - {int, float} or {*kinds} - {*of_kind} or not (names or kinds):
-            reason = f"needs names (patterns) or kinds ({', '.join(of_kind)}), and numbers"
-            raise ConfigError(Problem(key, reason))
-        for order, pattern in enumerate(names or ["*"]):
-            found = numbers(pattern, name)
-            if found is not None and (not kinds or any(map(of_kind.get, kinds))):
-                places.setdefault(name, (order, found))
-    own = {of: value for of, value in settings.items() if of not in _OF_GROUPS}
-    layers, (scale, decay) = sorted(set(places.values())), factors
-    rates = {  # the last layer has the whole one
-        at: own.get("lr", rate) * scale * decay**above for above, at in enumerate(reversed(layers))
-    }
-    is_layered, is_scaled = "layer_decay" in settings, factors != [1.0, 1.0]
-    return {
-        name: (
-            f"{group}.{layers.index(at)}" if is_layered else group,
-            {**own, "lr": rates[at]} if is_scaled else own,
-        )
-        for name, at in places.items()
-    }
+        is_norm = "norm" in type(module).__name__.lower()
+        of_kinds = name.endswith("bias"), is_norm, isinstance(module, nn.Embedding)
+        fits = not kinds or {*kinds} & {*compress(_KINDS, of_kinds)}
+        if fits and named_by(names or ["*"], name):
+            about[name] = (group, own)
+    return about
 
 
 def watching(fit: Fit) -> None:

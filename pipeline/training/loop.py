@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from penstock.distributed import stop
 from penstock.distributed.group import Group
 from penstock.distributed.parallel import same_buffers, together
-from penstock.distributed.stop import Preempted, Stop
-from penstock.errors import ConfigError, DataError, Problem
+from penstock.errors import DataError
 from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
 from penstock.order.address import Address
@@ -105,17 +104,17 @@ class OnlyShows(Observer):
     """
 
     def __init__(self, what: str, observer: Observer) -> None:
-        self._what, self._works = what, True
+        self._what, self._observer = what, observer
         for name in vars(Observer):
             if name.startswith("on_"):
-                setattr(self, name, partial(self._tell, getattr(observer, name)))
+                setattr(self, name, partial(self._tell, name))
 
-    def _tell(self, call: Any, *arguments: Any) -> None:
-        if self._works:
-            self._works = False
-            with only_shown(self._what):
-                call(*arguments)
-                self._works = True
+    def _tell(self, event: str, *arguments: Any) -> None:
+        # Until this event has worked, the observer is one that does nothing.
+        observer, self._observer = self._observer, Observer()
+        with only_shown(self._what):
+            getattr(observer, event)(*arguments)
+            self._observer = observer
 
 
 def _tell(observers: Sequence[Observer], event: str, *arguments: Any) -> None:
@@ -180,10 +179,12 @@ def fit(
     run = _Fit(train_step, train, val, session or Session(), observers, asked)
     while (reason := run.reason) is None:
         run.epoch(*run.address)
-    if not run.result.history:
-        epochs = train_step.options.max_epochs
-        reason = f"leaves out every batch of trainer.max_epochs={epochs}; leave some to train on"
-        raise ConfigError(Problem("trainer.skip", reason))
+    require(
+        run.result.history,
+        "trainer.skip",
+        f"leaves out every batch of trainer.max_epochs={train_step.options.max_epochs}; leave some "
+        "to train on",
+    )
     run.result.reason = reason
     return run.result
 
@@ -200,13 +201,9 @@ class _Fit:
         observers: Sequence[Observer],
         asked: Callable[[], str | None],
     ) -> None:
-        self.train_step, self.options, self.group = (
-            train_step,
-            train_step.options,
-            train_step.group,
-        )
-        self.train, self.val, self.session = train, val, session
-        self.observers, self.asked = observers, asked
+        self.train_step, self.train, self.val = train_step, train, val
+        self.options, self.group = train_step.options, train_step.group
+        self.session, self.observers, self.asked = session, observers, asked
         self.result, self.meter = Result(), Meter(self.group)
         self.address = Address(0, 0)  # of the next batch
         self.begun = False  # whether the epoch at that address has begun and has no record yet
@@ -229,17 +226,17 @@ class _Fit:
     @property
     def reason(self) -> str | None:
         """The reason to end here, if there is one; all ranks ask for it."""
-        options, result = self.options, self.result
+        options, history = self.options, self.result.history
         if self.begun:
             return None
-        if result.history and self.train_step.finished:
-            return "max_steps"
-        if options.patience is not None and result.stale >= options.patience:
-            return "patience"
-        if self.address.epoch >= options.max_epochs:
-            return "max_epochs"
-        found = (one.enough for one in self.observers if one.enough and result.history)
-        return self.group.gather(next(found, None))[0]  # of the first rank
+        reasons = {
+            "max_steps": bool(history) and self.train_step.finished,
+            "patience": options.patience is not None and self.result.stale >= options.patience,
+            "max_epochs": self.address.epoch >= options.max_epochs,
+        }
+        found = next((reason for reason, holds in reasons.items() if holds), None)
+        enough = next((one.enough for one in self.observers if one.enough and history), None)
+        return found or self.group.gather(enough)[0]  # of the first rank
 
     def epoch(self, epoch: int, start: int) -> None:
         """Train on the rest of an epoch, validate and save."""
@@ -258,17 +255,13 @@ class _Fit:
             record |= {f"val/{name}": value for name, value in self.metrics.items()}
             improved = self._is_best(record)
             result.stale = 0 if improved else result.stale + 1
-        deaths = self.train.workers.deaths + (
-            self.val.workers.deaths if self.val is not None else 0
-        )
-        record["worker_deaths"] = sum(self.group.gather(deaths - self.deaths))
-        self.deaths = deaths
-        if improved:
-            result.best = record
-        if result.history and result.history[-1]["epoch"] == epoch:  # max_steps was raised
-            result.history.pop()
-        result.history.append(record)
-        step.end_epoch(record.get(f"val/{options.monitor}"))
+            result.best = record if improved else result.best
+        loaders = [loader for loader in (self.train, self.val) if loader is not None]
+        before, self.deaths = self.deaths, sum(loader.workers.deaths for loader in loaders)
+        record["worker_deaths"] = sum(self.group.gather(self.deaths - before))
+        # An epoch that goes on, as max_steps was raised, has one record.
+        result.history = [one for one in result.history if one["epoch"] != epoch] + [record]
+        step.move_schedule("epoch", record.get(f"val/{options.monitor}"))
         if not step.finished or not self._has_steps(*self.address):
             self.address, self.meter = Address(epoch + 1, 0), Meter(self.group)
         self.begun = False
@@ -298,13 +291,11 @@ class _Fit:
         if step.pending and batch is not None:  # the last batches were fewer than `accumulate`
             self._update(batch)
         self._read()
-        if not self.meter["samples"] and not start and not plan.skipped:
-            raise DataError(
-                f"every sample of epoch {epoch} was left out (bad_samples.on_error), so "
-                "there is none to train on"
-            )
-        parts = {f"train/loss/{name}": mean for name, mean in self.meter.named.items()}
-        return self._record(self.meter.mean) | parts | {"seconds": self.train.stats.total_seconds}
+        if not self.meter.sums["samples"] and not start and not plan.skipped:
+            raise DataError(f"every sample of epoch {epoch} was left out (bad_samples.on_error)")
+        named = [name for name in self.meter.sums if name.startswith("loss/")]
+        parts = {f"train/{name}": self.meter.mean(name) for name in named}
+        return self._record(self.meter.mean()) | parts | {"seconds": self.train.stats.total_seconds}
 
     def _update(self, batch: Batch) -> None:
         """Take an optimizer step, log every `log_every` of them, and save if that is due."""
@@ -312,7 +303,7 @@ class _Fit:
         updates, kept = self.train_step.updates, self.session.checkpoints
         if updates % self.options.log_every == 0:
             self._read()
-            record = self._record(self.meter.window)
+            record = self._record(self.meter.mean("window_total", "window_losses"))
             self.meter.begin_window()
             _tell(self.observers, "on_log", record)
         self.address = Address(batch.request.epoch, batch.request.step + 1)
@@ -320,12 +311,10 @@ class _Fit:
             self._save()
 
     def _record(self, loss: float) -> Record:
-        """Samples a second and dead workers of all ranks; waiting and milliseconds of this one."""
+        """Samples a second of all ranks; waiting and milliseconds of this one."""
         stats, meter = self.train.stats, self.meter
-        counts = self.group.gather((stats.samples, stats.deaths))
-        samples, deaths = (sum(column) for column in zip(*counts, strict=True))
-        speed = samples / max(stats.total_seconds, 1e-9)
-        by_token = meter["losses"] / max(meter["samples"], 1)
+        speed = sum(self.group.gather(stats.samples)) / max(stats.total_seconds, 1e-9)
+        by_token = meter.sums["losses"] / max(meter.sums["samples"], 1)
         ms = {
             f"ms/{stage}": 1000 * seconds / max(stats.samples, 1)
             for stage, seconds in stats.stages.items()
@@ -339,7 +328,6 @@ class _Fit:
             **({"tokens_per_second": speed * by_token} if by_token not in (0, 1) else {}),
             "wait_share": stats.wait_share,
             **ms,
-            "worker_deaths": deaths,
         }
 
     def _read(self) -> None:
@@ -351,9 +339,12 @@ class _Fit:
     def _is_best(self, record: Record) -> bool:
         """Whether the monitored metric has improved. NaN never does."""
         name, best = f"val/{self.options.monitor}", self.result.best
-        known = ", ".join(key[4:] for key in record if key.startswith("val/"))
-        reason = f"is {self.options.monitor!r}, but validation gives {known}"
-        require(name in record, "trainer.monitor", reason)
+        require(
+            name in record,
+            "trainer.monitor",
+            f"is {self.options.monitor!r}, but validation gives "
+            + ", ".join(key[4:] for key in record if key.startswith("val/")),
+        )
         value = record[name]
         if best is None or math.isnan(value):
             return not math.isnan(value)
@@ -378,7 +369,7 @@ class _Fit:
         self._save()
         if kept:
             kept.flush()
-        raise Preempted(f"stopped before epoch {self.address.epoch}, step {self.address.step}")
+        raise stop.Preempted(f"stopped before epoch {self.address.epoch}, step {self.address.step}")
 
     def _save(self, improved: bool = False) -> None:
         """Save everything to resume from; observers know all steps in it."""
@@ -396,7 +387,7 @@ class _Fit:
             "progress": {
                 "result": vars(self.result),
                 "begun": self.begun,
-                "meter": self.meter.state_dict(),
+                "meter": {**self.meter.sums},
             },
             "fingerprint": {**self.session.fingerprint},
         }
@@ -427,7 +418,7 @@ def validate(
     model.eval()
     objective.to(device).reset()
     sums: dict[str, Any] = defaultdict(float)  # of losses and their parts, on the device
-    samples, count, left_out = 0, 0, list[object]()
+    count, left_out = 0, list[object]()
     steps = loader.plan.steps(0)
     _tell(observers, "on_validation", 0, steps)
     with closing(loader.epoch(0)) as batches:
@@ -435,9 +426,9 @@ def validate(
             with autocast(device, precision), together(group, batch.request):
                 losses, outputs = objective.measure(model, batch)
             objective.update(outputs, batch)
-            samples, left_out = samples + batch.request.valid, [*left_out, *batch.left_out]
+            left_out += batch.left_out
+            count += batch.request.valid if losses is None else len(losses)
             if losses is not None:
-                count += len(losses)
                 parts = {f"loss/{name}": part for name, part in objective.named.items()}
                 for name, part in {"loss": losses.sum(), **parts}.items():
                     sums[name] += part.double()
@@ -445,10 +436,9 @@ def validate(
             _tell(observers, "on_validation", done, steps)
     own = {name: float(value) for name, value in sums.items()}
     # All ranks make this call alike.
-    ranks = group.gather((own, samples, count, left_out))
-    sums_of_ranks, all_samples, counts, lost = zip(*ranks, strict=True)
+    sums_of_ranks, counts, lost = zip(*group.gather((own, count, left_out)), strict=True)
     _tell(observers, "on_validated", [*chain.from_iterable(lost)])
-    if not sum(counts if objective.validates_loss else all_samples):
+    if not sum(counts):
         raise DataError(
             "validation has nothing to measure: the split has no sample that can be read"
         )
@@ -467,7 +457,7 @@ def in_turns(batches: Iterator[Batch], turn: Callable[[bool], None]) -> Iterator
     while True:
         try:
             batch = next(batches, None)
-        except Stop:
+        except stop.Stop:
             turn(True)
             raise
         turn(False)

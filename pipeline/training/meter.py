@@ -25,8 +25,6 @@ from penstock.loading.batch import Batch, hash_of_rows, row_hashes
 from penstock.order.address import Address
 from penstock.order.keys import hash64_each, hash64_last
 
-_PART = "loss/"  # before the names of a loss's parts, in a state
-
 
 class NonFiniteLossError(PenstockError):
     """A batch's loss is NaN or infinite; `epoch` and `step` are its address."""
@@ -53,15 +51,20 @@ class Meter:
     """Sums of one epoch, of losses and of samples.
 
     Args:
-        state: of a resumed epoch, from `state_dict`.
+        state: `sums` of an epoch that is resumed; they are complete after a `read`.
+
+    Attributes:
+        sums: "samples", "losses" (one a sample, or one a token), their "total", the same since
+            `begin_window`, and "loss/NAME" of each part of the losses that has a name.
     """
 
     def __init__(self, group: Group, state: Mapping[str, float] | None = None) -> None:
         self._group = group
         self._pending: list[tuple[Batch, Tensor, int, Mapping[str, Tensor]]] = []
-        # Each sample may have several losses, one a token; `losses` counts these.
-        names = "total samples losses window_total window_samples"
-        self._sums: dict[str, float] = {**dict.fromkeys(names.split(), 0), **(state or {})}
+        self.sums: dict[str, float] = {
+            **dict.fromkeys(("total", "samples", "losses", "window_total", "window_losses"), 0),
+            **(state or {}),
+        }
 
     def add(
         self, batch: Batch, losses: Tensor, named: Mapping[str, Tensor] = MappingProxyType({})
@@ -92,28 +95,26 @@ class Meter:
         for (batch, _, count, named), *numbers in zip(
             self._pending, totals, self._orders(), strict=True
         ):
-            parts = torch.stack([*named.values()]).double().tolist() if named else ()
-            of_parts = dict(zip(named, parts, strict=True))
+            parts = [(f"loss/{name}", float(part)) for name, part in named.items()]
             rows = None if batch.hashes is None else row_hashes(batch)
-            own.append((*numbers, count, batch.request.valid, rows, batch.left_out, of_parts))
+            own.append((*numbers, count, batch.request.valid, rows, batch.left_out, parts))
         batches, self._pending = [batch for batch, *_ in self._pending], []
         by_batch, steps = zip(*self._group.gather(own), strict=True), list[Step]()
         for batch, ranks in zip(batches, by_batch, strict=True):
             losses, orders, counts, samples, hashes, left_out, parts_of = zip(*ranks, strict=True)
-            address = batch.request.address
             weight = sum(counts)
             digest = None if hashes[0] is None else hash_of_rows(chain.from_iterable(hashes))
             order, bad = sum(orders) % 2**64, tuple(chain.from_iterable(left_out))
             loss = sum(losses) / weight if weight else 0.0
+            address, count = batch.request.address, sum(samples)
             if not math.isfinite(loss):
                 raise NonFiniteLossError(loss, *address)
-            steps.append(Step(*address, loss, sum(samples), order, digest, bad))
+            steps.append(Step(*address, loss, count, order, digest, bad))
+            counted = {"total": loss * weight, "losses": weight, "samples": count}
+            counted |= {"window_total": loss * weight, "window_losses": weight}
             # One by one, so that rounding does not depend on when losses are read.
-            counted = {"total": loss * weight, "losses": weight, "samples": sum(samples)}
-            counted |= {"window_total": loss * weight, "window_samples": weight}
-            named_sums = ((f"{_PART}{name}", n) for each in parts_of for name, n in each.items())
-            for name, number in chain(counted.items(), named_sums):
-                self._sums[name] = self._sums.get(name, 0) + number
+            for name, number in chain(counted.items(), *parts_of):
+                self.sums[name] = self.sums.get(name, 0) + number
         return steps
 
     def _orders(self) -> list[int]:
@@ -130,34 +131,18 @@ class Meter:
         ends = np.cumsum(lengths)
         return (sums[ends] - sums[ends - lengths]).tolist()  # modulo 2^64
 
-    def __getitem__(self, name: str) -> float:
-        """A sum: "samples" of the epoch, or "losses"."""
-        return self._sums[name]
+    def mean(self, total: str = "total", count: str = "losses") -> float:
+        """A mean over all batches read; NaN if there is none.
 
-    @property
-    def window(self) -> float:
-        """Mean loss since `begin_window`; NaN if nothing was read since."""
-        count = self._sums["window_samples"]
-        return self._sums["window_total"] / count if count else math.nan
+        Args:
+            total, count: "window_total" and "window_losses" since `begin_window`; "loss/NAME" of a
+                part of the losses.
+        """
+        return self.sums[total] / self.sums[count] if self.sums[count] else math.nan
 
     def begin_window(self) -> None:
-        """Start a new `window`."""
-        self._sums |= {"window_total": 0.0, "window_samples": 0}
-
-    @property
-    def mean(self) -> float:
-        """Mean of the losses of all batches read."""
-        return self._sums["total"] / self._sums["losses"] if self._sums["losses"] else math.nan
-
-    @property
-    def named(self) -> dict[str, float]:
-        """The same of each part of the losses that has a name."""
-        sums, count = self._sums, self._sums["losses"]
-        return {name[len(_PART) :]: sums[name] / count for name in sums if name.startswith(_PART)}
-
-    def state_dict(self) -> dict[str, float]:
-        """State to resume the epoch from; call `read` first."""
-        return {**self._sums}
+        """Start a new window."""
+        self.sums |= {"window_total": 0.0, "window_losses": 0}
 
 
 def order_hash(before: str, steps: Sequence[Step]) -> str:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 EYE_CORNERS = (36, 45)  # outer ones, of the 68 iBUG landmarks
+
+
+def _add_sums(metric: Metric, **kinds: torch.dtype) -> None:
+    """Give a metric sums over all ranks, of the named dtypes."""
+    for name, kind in kinds.items():
+        metric.add_state(name, torch.tensor(0, dtype=kind), dist_reduce_fx="sum")
 
 
 class NormalizedMeanError(Metric):
@@ -22,8 +27,6 @@ class NormalizedMeanError(Metric):
     or unknown, which `skipped` counts. A NaN prediction makes the result NaN, and so does a split
     without faces. Sums are float64, so no shown digit depends on the batch size.
 
-    Args:
-        normalize: "eyes", "box", or "auto" (by the number of landmarks).
     """
 
     higher_is_better = False
@@ -32,17 +35,9 @@ class NormalizedMeanError(Metric):
     faces: Tensor
     skipped: Tensor
 
-    def __init__(self, normalize: Literal["auto", "eyes", "box"] = "auto") -> None:
+    def __init__(self) -> None:
         super().__init__()
-        if normalize not in ("auto", "eyes", "box"):
-            raise ValueError(f"normalize is {normalize!r}, not one of auto, eyes, box")
-        self.normalize = normalize
-        for name, kind in (
-            ("total", torch.float64),
-            ("faces", torch.int64),
-            ("skipped", torch.int64),
-        ):
-            self.add_state(name, torch.tensor(0, dtype=kind), dist_reduce_fx="sum")
+        _add_sums(self, total=torch.float64, faces=torch.int64, skipped=torch.int64)
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
         """Add faces: two float[B, L, 2] of the same unit, e.g. pixels."""
@@ -55,9 +50,8 @@ class NormalizedMeanError(Metric):
         annotated = ~target.isnan().any(-1)
         distance = (predicted.double() - target).norm(dim=-1)
         error = distance.where(annotated, 0.0).sum(-1) / annotated.sum(-1)
-        if self.normalize == "eyes" or (self.normalize == "auto" and target.shape[1] == 68):
-            left, right = EYE_CORNERS
-            extent = target[:, left] - target[:, right]
+        if target.shape[1] == 68:
+            extent = target[:, EYE_CORNERS[0]] - target[:, EYE_CORNERS[1]]
         else:
             missing = target.isnan()
             high = target.masked_fill(missing, -torch.inf).amax(1)
@@ -86,13 +80,10 @@ class BitsPerByte(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        for name, kind in (("nats", torch.float64), ("bytes", torch.int64)):
-            self.add_state(name, torch.tensor(0, dtype=kind), dist_reduce_fx="sum")
+        _add_sums(self, nats=torch.float64, bytes=torch.int64)
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
         """Add tokens: the loss of each in nats, float[n], and its bytes, int64[n]."""
-        if predicted.shape != target.shape:
-            raise ValueError(f"{list(predicted.shape)} losses for {list(target.shape)} tokens")
         self.nats += predicted.double().sum()
         self.bytes += target.sum()
 

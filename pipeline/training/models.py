@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from penstock.config.messages import nearest
-from penstock.errors import ConfigError, Problem
 from penstock.files.pretrained import read_weights_as_tensors
+from penstock.training.adapter import require
 
 
 class LandmarkNet(nn.Module):
@@ -60,8 +60,7 @@ class LandmarkNet(nn.Module):
         maps = self.sharpness * self.maps(self.merge(near + far))
         # In float32 also under autocast: a bfloat16 coordinate steps by a pixel in 256.
         with torch.autocast(image.device.type, enabled=False):
-            points: Tensor = self.shape(_centres(maps.float()).flatten(1))
-        return points
+            return self.shape(_centres(maps.float()).flatten(1))
 
 
 class SmallConvNet(nn.Module):
@@ -85,8 +84,7 @@ class SmallConvNet(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         pooled = self.features(image).mean((-2, -1))
-        logits: Tensor = self.head(self.dropout(pooled))
-        return logits
+        return self.head(self.dropout(pooled))
 
 
 class SequenceNet(nn.Module):
@@ -131,8 +129,7 @@ class SequenceNet(nn.Module):
         _, state = self.recurrent(packed)  # [layers * directions, B, hidden], at each one's end
         directions = 2 if self.recurrent.bidirectional else 1
         last = state[-directions:].transpose(0, 1).flatten(1)
-        outputs: Tensor = self.head(self.dropout(last))
-        return outputs
+        return self.head(self.dropout(last))
 
 
 class TextNet(nn.Module):
@@ -164,8 +161,7 @@ class TextNet(nn.Module):
         self.sequence = SequenceNet(width, num_outputs, hidden, layers, bidirectional, dropout)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        outputs: Tensor = self.sequence(self.dropout(self.embedding(tokens)), lengths)
-        return outputs
+        return self.sequence(self.dropout(self.embedding(tokens)), lengths)
 
 
 class AudioNet(nn.Module):
@@ -213,8 +209,7 @@ class AudioNet(nn.Module):
         mean = values.sum(-1) / counts
         variance = _blanked(values - mean[..., None], lengths).square().sum(-1) / counts
         statistics = torch.cat([mean, (variance + 1e-5).sqrt()], dim=1)
-        logits: Tensor = self.head(self.dropout(statistics))
-        return logits
+        return self.head(self.dropout(statistics))
 
 
 def torchvision_model(name: str, num_outputs: int, weights: str | None = None) -> nn.Module:
@@ -232,24 +227,22 @@ def torchvision_model(name: str, num_outputs: int, weights: str | None = None) -
 
     read_weights_as_tensors()
     known = models.list_models(module=models)
-    if name not in known:
-        raise ConfigError(
-            Problem("model.name", f"{name!r} is no torchvision classifier{nearest(name, known)}")
-        )
+    require(
+        name in known,
+        "model.name",
+        f"{name!r} is no torchvision classifier{nearest(name, known)}",
+    )
+    choices = ["DEFAULT", *(choice.name for choice in models.get_model_weights(name))]
+    require(
+        weights in (None, *choices),
+        "model.weights",
+        f"{name} has no weights {weights!r}; it has {', '.join(choices)}",
+    )
     # Otherwise the inception family returns a tuple in training, with auxiliary outputs.
     options = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
     if weights is None:
         options |= {"init_weights": True} if options else {}
-        fresh: nn.Module = models.get_model(name, num_classes=num_outputs, **options)
-        return fresh
-    choices = [choice.name for choice in models.get_model_weights(name)]
-    if weights not in [*choices, "DEFAULT"]:
-        raise ConfigError(
-            Problem(
-                "model.weights",
-                f"{name} has no weights {weights!r}; it has DEFAULT, {', '.join(choices)}",
-            )
-        )
+        return models.get_model(name, num_classes=num_outputs, **options)
     model: nn.Module = models.get_model(name, weights=weights, **options)
     _replace_head(model, num_outputs)
     return model
@@ -282,9 +275,9 @@ def _replace_head(model: nn.Module, num_outputs: int) -> None:
     """Replace the layer that makes the class scores by a new one."""
     heads = (nn.Linear, nn.Conv2d)  # squeezenet's is a 1 x 1 convolution
     name, head = [(n, m) for n, m in model.named_modules() if isinstance(m, heads)][-1]
-    fresh: nn.Module
-    if isinstance(head, nn.Linear):
-        fresh = nn.Linear(head.in_features, num_outputs, bias=head.bias is not None)
-    else:
-        fresh = nn.Conv2d(head.in_channels, num_outputs, head.kernel_size)  # type: ignore[arg-type]
+    fresh = (
+        nn.Linear(head.in_features, num_outputs, bias=head.bias is not None)
+        if isinstance(head, nn.Linear)
+        else nn.Conv2d(head.in_channels, num_outputs, head.kernel_size)  # type: ignore[arg-type]
+    )
     model.set_submodule(name, fresh)

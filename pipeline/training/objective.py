@@ -17,6 +17,7 @@ depends on which samples are in one share.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,9 +57,12 @@ class Supervised:
     def __init__(
         self, loss: Loss, metrics: Mapping[str, Metric], inputs: Sequence[str], target: str
     ) -> None:
-        reason = "sum would weigh a step by the samples of its batch, and of each rank's share"
-        is_sum, key = (getattr(loss, "reduction", "none") == "sum", "objective.loss.reduction")
-        require(not is_sum, key, f"{reason}; set mean, or none for a loss a sample")
+        require(
+            getattr(loss, "reduction", "none") != "sum",
+            "objective.loss.reduction",
+            "sum would weigh a step by the samples of its batch, and of each rank's share; set "
+            "mean, or none for a loss a sample",
+        )
         self.criterion, self.inputs, self.target = loss, list(inputs), target
         self.metrics = {name: metric for name, metric in metrics.items() if metric is not None}
 
@@ -78,8 +82,8 @@ class Supervised:
         made = model(*given)
         made = getattr(made, "logits", made)
         if not isinstance(made, Tensor):
-            reason = "and this objective takes one tensor; choose another model"
-            raise ConfigError(Problem("model", f"gives {in_shape(made)}, {reason}"))
+            reason = f"gives {in_shape(made)}, and this objective takes one tensor; choose another"
+            raise ConfigError(Problem("model", reason))
         # A loss in 16 bits would be inaccurate, and costs little in 32.
         return made.float()
 
@@ -91,22 +95,35 @@ class Supervised:
         """The target field, for metrics."""
         return field(self, batch, self.target)
 
+    def _unfit(self, target: Tensor, wanted: str) -> ConfigError:
+        reason = f"{self.target!r} is {in_shape(target)}; {wanted}"
+        return ConfigError(Problem("objective.target", reason))
+
     def measured(self, outputs: Tensor, batch: Batch) -> Mapping[str, tuple[Tensor, ...]]:
         return dict.fromkeys(self.metrics, (self.predictions(outputs, batch), self.targets(batch)))
 
+    def words(self, rows: Tensor) -> list[str]:
+        """Targets or predictions as texts: their numbers; "" where there are too many to write."""
+        return [
+            ", ".join(f"{number:.4g}" for number in row.flatten().tolist())
+            if row.numel() <= _FEW
+            else ""
+            for row in rows
+        ]
+
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
         """Every row of a batch, to look at; with `outputs`, also what they predict."""
-        truth = in_words(self.targets(batch))
+        truth = self.words(self.targets(batch))
         if outputs is None:
             return [*map(Rendered, truth)]
-        return [*map(Rendered, truth, in_words(self.predictions(outputs, batch)))]
+        return [*map(Rendered, truth, self.words(self.predictions(outputs, batch)))]
 
-    def baseline(self, batches: Iterable[Batch], monitor: str = "loss") -> nn.Module:
-        return Constant(self.constant(batches, monitor))
+    def baseline(self, batches: Iterable[Batch]) -> nn.Module:
+        return Constant(self.constant(batches))
 
-    def constant(self, batches: Iterable[Batch], monitor: str = "loss") -> Tensor:
-        """The best output that does not depend on the input, float32[...] without a batch
-        dimension: for the stock losses, and for `monitor` where that wants another one.
+    def constant(self, batches: Iterable[Batch]) -> Tensor:
+        """The best output for the stock losses that does not depend on the input, float32[...]
+        without a batch dimension.
         """
         total, count = torch.zeros((), dtype=torch.float64), 0
         for batch in batches:
@@ -136,16 +153,16 @@ class Regression(Supervised):
     baseline_name = "mean target"
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        goals = self.goals(batch)
-        if outputs.shape != goals.shape:  # else views would cost more than the loss
-            outputs, goals = outputs.reshape(len(outputs), -1), goals.reshape(len(goals), -1)
+        goals, outputs = self.goals(batch), outputs.reshape(len(outputs), -1)
         if outputs.shape != goals.shape:  # the loss would broadcast, with a warning at most
-            (count, numbers), (samples, wanted) = outputs.shape, goals.shape
-            has = f"but {self.target!r} has {wanted} (for {count} samples and {samples})"
-            raise ConfigError(Problem("model", f"gives {numbers} numbers a sample, {has}"))
+            raise ConfigError(
+                Problem(
+                    "model",
+                    f"gives {outputs.shape[1]} numbers a sample, but {self.target!r} has "
+                    f"{goals.shape[1]} (for {len(outputs)} samples and {len(goals)})",
+                )
+            )
         losses = self.criterion(outputs, goals)
-        if losses.shape[1:] == (1,):  # a view costs less than a mean of one number
-            return losses.squeeze(1)
         return losses if losses.ndim < 2 else losses.mean(1)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -163,19 +180,10 @@ class Regression(Supervised):
             for name, metric in self.metrics.items()
         }
 
-    def constant(self, batches: Iterable[Batch], monitor: str = "loss") -> Tensor:
-        """The mean, or the median where absolute errors count: it has the smallest ones."""
-        measured: Any = self.criterion if monitor == "loss" else self.metrics.get(monitor)
-        self.baseline_name = type(self).baseline_name
-        if type(measured).__name__ not in ("L1Loss", "MeanAbsoluteError"):
-            return super().constant(batches, monitor)
-        self.baseline_name = self.baseline_name.replace("mean", "median")
-        return torch.cat([self.goals(batch).cpu() for batch in batches]).nanmedian(0).values
-
     def goals(self, batch: Batch) -> Tensor:
-        """The targets as the loss compares them, float32[B] or [B, k]."""
+        """The targets as the loss compares them, float32[B, k]."""
         target = self.targets(batch).float()
-        return target if target.ndim < 2 else target.flatten(1)
+        return target.reshape(len(target), -1)
 
 
 class LandmarkRegression(Regression):
@@ -198,16 +206,14 @@ class LandmarkRegression(Regression):
         return [{"points": row.tolist()} for row in self.predictions(outputs, batch)]
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
-        points = self.targets(batch)
-        guesses = [None] * len(points) if outputs is None else self.predictions(outputs, batch)
-        pairs = zip(points, guesses, strict=True)
+        guesses = repeat(None) if outputs is None else self.predictions(outputs, batch)
+        pairs = zip(self.targets(batch), guesses, strict=False)
         return [Rendered(points=true, predicted_points=guess) for true, guess in pairs]
 
     def goals(self, batch: Batch) -> Tensor:
         targets = self.targets(batch)
         if targets.ndim != 3 or targets.shape[-1] != 2:
-            shape = f"{self.target!r} is {in_shape(targets)}"
-            raise ConfigError(Problem("objective.target", f"{shape}; landmarks are [B, L, 2]"))
+            raise self._unfit(targets, "landmarks are [B, L, 2]")
         # Numbers and no tensor: making one on a GPU would wait for it in every step.
         height, width = field(self, batch, self.inputs[0]).shape[-2:]
         x, y = targets.float().unbind(-1)
@@ -216,8 +222,6 @@ class LandmarkRegression(Regression):
 
 class Classification(Supervised):
     """One class of several: the model gives logits [B, C], targets are whole numbers [B] or [B, 1].
-
-    Targets may be shares of the classes too, float32[B, C]; metrics then take the likeliest class.
 
     If a batch also has soft targets (`label_soft`, float32[B, C], for the target `label`), as
     mixing makes them, the loss takes those; metrics take the classes.
@@ -244,30 +248,30 @@ class Classification(Supervised):
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         soft = batch.get(f"{self.target}_soft")
-        return self.compared(outputs, self.labels(batch) if soft is None else soft)
+        return self.compared(outputs, self.targets(batch) if soft is None else soft)
 
     def compared(self, outputs: Tensor, goals: Tensor) -> Tensor:
         """The loss, of logits that have the shape of the classes."""
         if outputs.shape != (len(goals), self.num_classes):
-            wanted = f"{self.num_classes} classes of {self.target!r} need as many logits a sample"
-            given = f"gives {list(outputs.shape)} for {len(goals)} samples"
-            raise ConfigError(Problem("model", f"{given}; {wanted}"))
+            raise ConfigError(
+                Problem(
+                    "model",
+                    f"gives {list(outputs.shape)} for {len(goals)} samples; {self.num_classes} "
+                    f"classes of {self.target!r} need as many logits a sample",
+                )
+            )
         return self.criterion(outputs, goals)
 
-    def labels(self, batch: Batch) -> Tensor:
-        """The class of each sample, int64[B], or shares of the classes, float32[B, C].
+    def targets(self, batch: Batch) -> Tensor:
+        """The class of each sample, int64[B].
 
         Raises:
-            ConfigError: they are neither that nor whole numbers, [B] or [B, 1].
+            ConfigError: they are no whole numbers, [B] or [B, 1].
             DataError: a class is none of them; not looked for on a GPU, which would wait.
         """
         target = field(self, batch, self.target)
-        if target.is_floating_point() and target.shape[1:] == (self.num_classes,):
-            return target
         if target.is_floating_point() or target.is_complex() or target.numel() != len(target):
-            wanted = f"one whole number a sample, or a share of each of {self.num_classes}"
-            reason = f"{self.target!r} is {in_shape(target)}; classes are {wanted}"
-            raise ConfigError(Problem("objective.target", reason))
+            raise self._unfit(target, "classes are one whole number a sample")
         target = target.reshape(-1).long()
         if target.device.type == "cpu":
             wrong = ((target < 0) | (target >= self.num_classes)) & ~self._ignored(target)
@@ -279,44 +283,37 @@ class Classification(Supervised):
                 )
         return target
 
-    def targets(self, batch: Batch) -> Tensor:
-        """The class of each sample, int64[B]; of shares, the likeliest."""
-        target = self.labels(batch)
-        return target.argmax(-1) if target.ndim == 2 else target
-
     def rows(self, outputs: Tensor, batch: Batch) -> Sequence[Row]:
         """`predicted`: the likeliest class, and `score/NAME` of each."""
-        return self.scored(outputs.softmax(-1), lambda row: self.names[int(row.argmax())])
+        return self.scored(outputs.softmax(-1), self.words(outputs.argmax(-1)))
 
-    def scored(self, shares: Tensor, predicted: Callable[[Tensor], str]) -> Sequence[Row]:
+    def scored(self, shares: Tensor, predicted: Sequence[str]) -> Sequence[Row]:
         return [
-            {"predicted": predicted(row)}
+            {"predicted": words}
             | {f"score/{name}": score for name, score in zip(self.names, row.tolist(), strict=True)}
-            for row in shares
+            for words, row in zip(predicted, shares, strict=True)
         ]
+
+    def words(self, rows: Tensor) -> list[str]:
+        """The names of classes, int64[n]."""
+        known = dict(enumerate(self.names))  # a label that the loss ignores is none of them
+        return [known.get(number, str(number)) for number in rows.tolist()]
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
         """The name of the class, and of the likeliest."""
-        known = dict(enumerate(self.names))  # a label that the loss ignores is none of them
-        names = [known.get(number, str(number)) for number in self.targets(batch).tolist()]
+        names = self.words(self.targets(batch))
         if outputs is None:
-            return [Rendered(name) for name in names]
+            return [*map(Rendered, names)]
         shares, likeliest = outputs.softmax(-1).max(-1)
-        guesses = zip(likeliest.tolist(), shares.tolist(), strict=True)
-        return [
-            Rendered(name, f"{self.names[guess]} {share:.0%}", wrong=self.names[guess] != name)
-            for name, (guess, share) in zip(names, guesses, strict=True)
-        ]
+        guesses = zip(names, self.words(likeliest), shares.tolist(), strict=True)
+        return [Rendered(true, f"{seen} {p:.0%}", wrong=seen != true) for true, seen, p in guesses]
 
     def _ignored(self, target: Tensor) -> Tensor:
         return target == getattr(self.criterion, "ignore_index", self.num_classes)
 
     def goals(self, batch: Batch) -> Tensor:
-        target = self.labels(batch)
-        if target.ndim == 2:
-            return target
-        counted = target[~self._ignored(target)]
-        return nn.functional.one_hot(counted, self.num_classes)
+        target = self.targets(batch)
+        return nn.functional.one_hot(target[~self._ignored(target)], self.num_classes)
 
     def from_mean(self, mean: Tensor) -> Tensor:
         # Else a class that never occurs has -inf, and a loss of inf where validation has it.
@@ -351,18 +348,14 @@ class MultiLabel(Classification):
 
     def rows(self, outputs: Tensor, batch: Batch) -> Sequence[Row]:
         """`predicted`: the labels that are likelier than not, and `score/NAME` of each."""
-        return self.scored(outputs.sigmoid(), lambda row: self._words(row >= _THRESHOLD))
+        return self.scored(outputs.sigmoid(), self.words(outputs.sigmoid()))
 
-    def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
-        """The labels that a sample has, and those that are likelier than not."""
-        truth = map(self._words, self.targets(batch))
-        if outputs is None:
-            return [*map(Rendered, truth)]
-        return [*map(Rendered, truth, map(self._words, outputs.sigmoid() >= _THRESHOLD))]
+    def words(self, rows: Tensor) -> list[str]:
+        """The labels that a sample has, or that are likelier than not; of 0 to 1, [n, C]."""
+        there = [compress(self.names, row) for row in (rows >= _THRESHOLD).tolist()]
+        return [", ".join(names) or "none" for names in there]
 
-    def _words(self, row: Tensor) -> str:
-        names = [name for name, there in zip(self.names, row.tolist(), strict=True) if there]
-        return ", ".join(names) or "none"
+    rendered = Supervised.rendered  # no label is likelier than another here
 
     def goals(self, batch: Batch) -> Tensor:
         """The target as float32[B, C].
@@ -375,24 +368,13 @@ class MultiLabel(Classification):
         if target.shape[1:] != (self.num_classes,):
             labels = f"several labels are 0 or 1 for each of {self.num_classes} classes"
             way = "Of dataset=image_table set dataset.labels; one class is objective=classification"
-            shape = f"{self.target!r} is {in_shape(target)}"
-            raise ConfigError(Problem("objective.target", f"{shape}; {labels}. {way}"))
+            raise self._unfit(target, f"{labels}. {way}")
         if target.device.type == "cpu" and not bool(((target >= 0) & (target <= 1)).all()):
             raise DataError(f"{self.target!r} has values outside of 0 to 1; a label is 0 or 1")
         return target.float()
 
     def from_mean(self, mean: Tensor) -> Tensor:
         return torch.logit(mean.clamp(_RAREST[0], 1 - _RAREST[0]))
-
-
-def in_words(rows: Tensor) -> list[str]:
-    """The numbers of each row separated by commas; "" where there are too many to write."""
-    return [
-        ", ".join(f"{number:.4g}" for number in row.flatten().tolist())
-        if row.numel() <= _FEW
-        else ""
-        for row in rows
-    ]
 
 
 class Constant(nn.Module):

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -34,8 +33,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
-from torch.optim import Optimizer
+from torch.optim import Optimizer, swa_utils
 from torch.optim.lr_scheduler import (
     LinearLR,
     LRScheduler,
@@ -43,7 +41,6 @@ from torch.optim.lr_scheduler import (
     ReduceLROnPlateau,
     SequentialLR,
 )
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from penstock.distributed.group import Group
 from penstock.distributed.parallel import Parallel, like, same_buffers, together, wrap
@@ -58,7 +55,6 @@ Mode = Literal["min", "max"]
 
 # Raised for the state of another model or optimizer.
 _UNFIT = (LookupError, TypeError, ValueError, RuntimeError, AttributeError)
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -111,21 +107,17 @@ class Optimizers(Optimizer):
         first, *others = (each.defaults for each in optimizers.values())
         shared = {name: value for name, value in first.items() if all(name in o for o in others)}
         super().__init__([{"params": group["params"]} for group in groups], shared)
-        self.param_groups = groups  # the very ones, whose learning rates a schedule moves
+        # The very groups, whose learning rates a schedule moves.
+        self.__setstate__({"state": self.state, "param_groups": groups})
 
-    def state_dict(self) -> dict[str, Any]:
-        for optimizer in self.by_name.values():
-            self.state.update(optimizer.state)
-        return super().state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        groups = iter(self.param_groups)  # new ones, which the optimizers have to share
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take groups and a state, which torch's `load_state_dict` gives, for all optimizers."""
+        super().__setstate__(state)
+        groups = iter(self.param_groups)
         for optimizer in self.by_name.values():
             own = [*islice(groups, len(optimizer.param_groups))]
-            weights = [weight for group in own for weight in group["params"]]
-            state = {weight: self.state[weight] for weight in weights if weight in self.state}
-            optimizer.__setstate__({"state": defaultdict(dict, state), "param_groups": own})
+            # One dict for all, so that a state of the whole needs no collecting.
+            optimizer.__setstate__({"state": self.state, "param_groups": own})
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for optimizer in self.by_name.values():
@@ -165,11 +157,12 @@ class TrainStep:
         epochs: Sequence[Callable[[nn.Module, int], bool]] = (),
     ) -> None:
         self._own, how = objective.takes_steps, parallel or Parallel()
-        taken = "as the objective takes the steps itself"
-        alone = not self._own or options.accumulate == 1
-        require(alone, "trainer.accumulate", f"must be 1, {taken}")
-        whole = not self._own or how.strategy != "fsdp"
-        require(whole, "distributed.strategy", f"must be none or ddp, {taken}")
+        for fits, key, wanted in (
+            (options.accumulate == 1, "trainer.accumulate", "1"),
+            (how.strategy != "fsdp", "distributed.strategy", "none or ddp"),
+        ):
+            reason = f"must be {wanted}, as the objective takes the steps itself"
+            require(fits or not self._own, key, reason)
         self.group, self.options, self._parallel = group, options, how
         self.device = torch.device(group.world.device)
         self.model = model.to(self.device)  # in place: the optimizer refers to the weights
@@ -185,10 +178,10 @@ class TrainStep:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "fp16")
         self._model_key = hash64_on(4, seed, "model")
         self.batches = self.updates = 0
-        self.averaged: AveragedModel | None = None
+        self.averaged: swa_utils.AveragedModel | None = None
         self.pending = False  # whether there are gradients since the last update
-        self._counted = 0  # losses of this rank in them
-        self._divisor = 1  # of those gradients
+        self._ranks = 1 if group.alone else group.world.size
+        self._counted, self._divisor = 0, 1  # losses of this rank in them; what divides them
         self._stepped = False  # whether weights have changed since the last update
         self._epochs = epochs
         self._batches_before, self._buffers_before = 0, list[Tensor]()  # at the last update
@@ -235,12 +228,10 @@ class TrainStep:
         with (
             autocast(self.device, self.options.precision),
             together(self.group, batch.request),
-            explained(self.model, self.objective, batch),
+            explained("model", self.model, self.objective.inputs_of(batch)),
         ):
             if self._own:
-                own = batch.request.valid
-                of_ranks = self.group.sum(torch.tensor(float(own), device=self.device))
-                update = partial(self._own_step, own, of_ranks)
+                update = partial(self._own_step, batch.request.valid)
                 return self.objective.step(self.model, batch, update).detach()
             losses = self.objective.losses(self._forward, batch)
         # The mean is over the losses of all accumulated batches, whose number is known only at
@@ -248,27 +239,29 @@ class TrainStep:
         # all ranks know alike, times the batches; update() corrects.
         count = len(losses)
         if not self.pending:  # also where this rank has no loss yet: ranks need the same divisor
-            ranks = 1 if self.group.alone else self.group.world.size
             total = count if self.group.alone else batch.request.total or count
-            self._divisor = max(-(-total // ranks), 1) * self.options.accumulate
+            self._divisor = max(-(-total // self._ranks), 1) * self.options.accumulate
         self._counted += count
         self.pending = True
         # Not `backward(gradient)`: torch imports sympy to check its shape, 0.7 s at first.
         self.scaler.scale(losses.sum() * (1 / self._divisor)).backward()
         return losses.detach()
 
-    def _own_step(self, count: int, total: Tensor, loss: Tensor, name: str | None = None) -> None:
+    def _own_step(self, count: int, loss: Tensor, name: str | None = None) -> None:
         """An objective's `update(loss, "generator")`: backward pass, sum over the ranks, step.
 
         Args:
-            count, total: samples of this rank's share, and of all ranks', float32[].
+            count: samples of this rank's share.
             loss: of one part of the model: float32[], or a loss a sample, float32[n].
             name: of its optimizer; None: there is only one.
         """
         optimizers = getattr(self.optimizer, "by_name", {None: self.optimizer})
-        known = ", ".join(filter(None, optimizers)) or "a single optimizer, without a name"
-        reason = f"has {known}; the objective asks for {name!r}"
-        require(name in optimizers, "optimizer", reason)
+        require(
+            name in optimizers,
+            "optimizer",
+            f"has {', '.join(filter(None, optimizers)) or 'a single optimizer, without a name'}; "
+            f"the objective asks for {name!r}",
+        )
         optimizer = optimizers[name]
         weights = [weight for weight in weights_of(optimizer) if weight.requires_grad]
         if not weights:  # all of them are frozen in this epoch
@@ -276,13 +269,12 @@ class TrainStep:
         with torch.autocast(self.device.type, enabled=False):
             mean = loss.float().mean()
             self.scaler.scale(mean if self.group.alone else mean * count).backward(inputs=weights)
+        total = self.group.sum(torch.tensor(float(count), device=self.device))
         if not self.group.alone:
-            # In one piece, and zeros for weights that this rank's loss leaves alone.
-            gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
-            flat = self.group.sum(parameters_to_vector(gradients)) / total.clamp_min(1)
-            vector_to_parameters(flat, gradients)
-            for weight, gradient in zip(weights, gradients, strict=True):
-                weight.grad = gradient.to(weight.dtype)
+            for weight in weights:
+                # Zeros where this rank's loss leaves a weight alone: all ranks send the same.
+                own = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                weight.grad = self.group.sum(own) / total.clamp_min(1)
         if count or total.item():  # only if this rank has no sample is the device waited for
             self._take(optimizer, weights)
         optimizer.zero_grad()
@@ -310,8 +302,8 @@ class TrainStep:
         skipped = self.scaler.get_scale() < scale
         self.optimizer.zero_grad()
         self.updates += 1
-        if self.options.schedule == "step" and not skipped:
-            self._move_schedule()
+        if not skipped:
+            self.move_schedule("step")
         if self._stepped and not skipped and self.options.ema is not None:
             self._mean(self.options.ema).update_parameters(self.model)
         self._counted, self.pending, self._stepped = 0, False, False
@@ -320,14 +312,15 @@ class TrainStep:
         """Clip the gradients of `weights` and step."""
         self.scaler.unscale_(optimizer)
         if self.options.clip_norm is not None:
-            clip_grad_norm_(weights, self.options.clip_norm)
+            nn.utils.clip_grad_norm_(weights, self.options.clip_norm)
         self.scaler.step(optimizer)
         self._stepped = True
 
-    def _mean(self, decay: float) -> AveragedModel:
+    def _mean(self, decay: float) -> swa_utils.AveragedModel:
         """torch's running mean; made when lazy weights have their shapes. Buffers are copied."""
         if self.averaged is None:
-            self.averaged = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+            mean = swa_utils.get_ema_multi_avg_fn(decay)
+            self.averaged = swa_utils.AveragedModel(self.model, multi_avg_fn=mean)
         return self.averaged
 
     def drop_pending(self) -> None:
@@ -342,30 +335,31 @@ class TrainStep:
 
     def _average(self) -> bool:
         """Scale gradients to the mean over all ranks' losses; returns whether there are any."""
-        if self.group.alone and self._counted in (0, self._divisor):
-            return self._counted > 0
-        gradients: list[Any] = [w.grad for w in weights_of(self.optimizer) if w.grad is not None]
-        gradients = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
-        if self.group.alone:
-            scale(gradients, self._divisor / self._counted)
-            return True
-        losses = self.group.sum(torch.tensor(float(self._counted), device=self.device))
-        if not self._counted and not losses.item():  # only then is the device waited for
+        losses: Any = self._counted
+        if not self.group.alone:
+            losses = self.group.sum(torch.tensor(float(losses), device=self.device))
+        # The device is waited for only if this rank has no loss.
+        if not self._counted and (self.group.alone or not losses.item()):
             return False
-        # The ranks' gradients were averaged, not added up.
-        scale(gradients, self._divisor * self.group.world.size / losses)
+        if not self.group.alone or losses != self._divisor:
+            gradients: Any = [each.grad for each in weights_of(self.optimizer)]
+            own = [
+                g.to_local() if hasattr(g, "to_local") else g for g in gradients if g is not None
+            ]
+            # The ranks' gradients were averaged, not added up.
+            scale(own, self._divisor * self._ranks / losses)
         return True
 
-    def end_epoch(self, monitored: float | None) -> None:
-        """Move a scheduler that counts epochs; `monitored` is the epoch's metric, if it has one."""
+    def move_schedule(self, unit: str, monitored: float | None = None) -> None:
+        """Move a scheduler that counts such units, "step" or "epoch".
+
+        Args:
+            monitored: the metric of an epoch, which one that waits for a plateau goes by.
+        """
         if isinstance(self.scheduler, ReduceLROnPlateau):
             if monitored is not None:
                 self.scheduler.step(monitored)
-        elif self.options.schedule == "epoch":
-            self._move_schedule()
-
-    def _move_schedule(self) -> None:
-        if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
+        elif self.scheduler is not None and self.options.schedule == unit:
             self.scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -392,13 +386,11 @@ class TrainStep:
             self.model.load_state_dict(like(state["model"], self.model.state_dict()))
             weights, parts = weights_of(self.optimizer), {}
             for number, values in state["optimizer"]["state"].items():
-                weight = weights[int(number)]  # what has its shape is sharded like it
-                shaped = {
-                    name: weight
-                    for name, value in values.items()
-                    if isinstance(value, Tensor) and value.shape == weight.shape
-                }
-                parts[number] = like(values, shaped)
+                weight = weights[int(number)]
+                # What has the weight's shape, such as a momentum, is sharded like it.
+                shapes = {name: getattr(value, "shape", None) for name, value in values.items()}
+                alike = [name for name, shape in shapes.items() if shape == weight.shape]
+                parts[number] = like(values, dict.fromkeys(alike, weight))
             self.optimizer.load_state_dict({**state["optimizer"], "state": parts})
             if self.scheduler is not None:
                 self.scheduler.load_state_dict(state["scheduler"])
@@ -420,7 +412,7 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
     # One that is not enabled costs 10 us a batch, too.
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, _AUTOCAST[precision])
+    return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
 def weights_of(optimizer: Optimizer) -> list[Tensor]:
@@ -439,13 +431,15 @@ def warmup_steps(warmup: float, total_steps: int) -> int:
     Raises:
         ConfigError: no step remains after it, or there is no step at all.
     """
-    less = "the training split has less than one batch, and batch.tail=drop leaves that out"
-    require(total_steps > 0, "batch", f"{less}; set a smaller batch.size, or batch.tail=keep")
-    whole = f"{warmup} is neither a share below 1 nor a whole number of steps"
-    require(warmup < 1 or warmup == int(warmup), "schedule.warmup", whole)
-    steps = round(warmup * total_steps if warmup < 1 else warmup)
-    reason = f"{steps} of {total_steps} steps leave none after it"
-    require(steps < total_steps, "schedule.warmup", reason)
+    require(
+        total_steps > 0,
+        "batch",
+        "the training split has less than one batch, and batch.tail=drop leaves that out; set a "
+        "smaller batch.size, or batch.tail=keep",
+    )
+    steps, key = round(warmup * total_steps if warmup < 1 else warmup), "schedule.warmup"
+    require(warmup < 1 or warmup == steps, key, f"{warmup} is neither a share below 1 nor whole")
+    require(steps < total_steps, key, f"{steps} of {total_steps} steps leave none after it")
     return steps
 
 
@@ -456,41 +450,10 @@ def with_warmup(
     if steps == 0:
         return main(optimizer)
     rise, follows = LinearLR(optimizer, start_factor=_START, total_iters=steps), main(optimizer)
-    by_itself, kind = isinstance(follows, (OneCycleLR, ReduceLROnPlateau)), type(follows).__name__
-    reason = (
-        f"nothing can come before {kind}, which warms up itself or follows no step; set it to 0"
+    require(
+        not isinstance(follows, (OneCycleLR, ReduceLROnPlateau)),
+        "schedule.warmup",
+        f"nothing can come before {type(follows).__name__}, which warms up itself or follows no "
+        "step; set it to 0",
     )
-    require(not by_itself, "schedule.warmup", reason)
     return SequentialLR(optimizer, [rise, follows], milestones=[steps])
-
-
-def of_each_group(node: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-    """A schedule's arguments, with a rate for each group where the groups' rates differ.
-
-    A rate of the node is that of `optimizer.lr`, and groups have as many times of it.
-    """
-    base, rates = optimizer.defaults.get("lr"), [group["lr"] for group in optimizer.param_groups]
-    if not base or all(rate == base for rate in rates):
-        return dict(node)
-    return {
-        name: [value * rate / base for rate in rates]
-        if name in ("max_lr", "base_lr") and isinstance(value, int | float)
-        else value
-        for name, value in node.items()
-    }
-
-
-def renewed(
-    state: Mapping[str, Any], optimizer: Optimizer, scheduler: LRScheduler
-) -> dict[str, Any]:
-    """A checkpoint's state with the state of a new `scheduler` and its `optimizer`'s rates."""
-    before, now = state["optimizer"], optimizer.state_dict()["param_groups"]
-    groups = [
-        {**new, "params": old["params"]}
-        for new, old in zip(now, before["param_groups"], strict=True)
-    ]
-    return {
-        **state,
-        "optimizer": {**before, "param_groups": groups},
-        "scheduler": scheduler.state_dict(),
-    }

@@ -356,7 +356,6 @@ IGNORED = {
     "distributed": "starts processes: tests/distributed; rounding, by `ranks`",
     "loader.in_order": "what arrives first is by chance, and false is refused with checkpoints",
     "loader.ray": "needs Ray: tests/ray/test_ray.py",
-    "trainer.recompute": "equal to the bit: tests/finetuning/test_finetuning.py",
     "trainer.fast_dev_run": "sets other keys: tests/config/test_compose.py",
     "trainer.warm_start": "names files: tests/finetuning/test_finetuning.py",
     "limits.audio_seconds": "as limits.pixels, of sounds",

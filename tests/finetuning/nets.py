@@ -5,8 +5,6 @@ from torch import nn
 
 
 class Block(nn.Module):
-    calls = 0
-
     def __init__(self, width):
         super().__init__()
         self.linear = nn.Linear(width, width)
@@ -14,7 +12,6 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(0.3)
 
     def forward(self, rows):
-        Block.calls += 1
         return rows + self.dropout(torch.relu(self.norm(self.linear(rows))))
 
 
@@ -40,22 +37,3 @@ class Plain(Net):
     def __init__(self):
         super().__init__()
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
-
-
-class Counting(Net):
-    """One with a buffer that every call changes."""
-
-    def __init__(self):
-        super().__init__()
-        first = self.blocks[0]
-        first.linear = nn.Sequential(Seen(), first.linear)
-
-
-class Seen(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, rows):
-        self.seen += 1
-        return rows

@@ -11,6 +11,8 @@ from penstock.loading.batch import Batch
 from penstock.order.plan import Request
 from penstock.training.meter import Meter, Step, order_hash
 
+WINDOW = "window_total", "window_losses"
+
 
 class Twins(Group):
     """Two ranks that do the same."""
@@ -41,20 +43,15 @@ def test_losses_and_orders_of_ranks_are_added_up():
     assert any(one.order >= 2**63 for one in once)
     assert [one.samples for one in twice] == [8] * 8
     assert [one.loss for one in twice] == [one.loss for one in once] == [1.5 + n for n in range(8)]
-    assert (alone["samples"], twins["samples"]) == (32, 64)
-    assert alone.window == alone.mean == twins.mean == 5.0
-    assert alone.named == twins.named == {"part": 2.0}
+    assert (alone.sums["samples"], twins.sums["samples"]) == (32, 64)
+    assert alone.mean(*WINDOW) == alone.mean() == twins.mean() == 5.0
+    assert alone.mean("loss/part") == twins.mean("loss/part") == 2.0
     alone.begin_window()
-    assert math.isnan(alone.window)
-    assert alone.mean == 5.0
-
-
-def test_before_the_first_batch_there_is_no_mean():
-    metrics = Meter(Group())
-    assert math.isnan(metrics.mean)
-    assert math.isnan(metrics.window)
-    assert (metrics["samples"], metrics["losses"]) == (0, 0)
-    assert metrics.read() == []
+    assert math.isnan(alone.mean(*WINDOW))
+    assert alone.mean() == 5.0
+    resumed = Meter(Group(), alone.sums)
+    assert (resumed.mean(), resumed.sums) == (5.0, alone.sums)
+    assert math.isnan(Meter(Group()).mean())
 
 
 def test_the_order_of_a_run_is_the_hash_of_its_steps():
@@ -63,10 +60,3 @@ def test_the_order_of_a_run_is_the_hash_of_its_steps():
     second = hashlib.blake2b(f"{first} 1 0 ffffffffffffffff".encode(), digest_size=16).hexdigest()
     assert order_hash("before", steps) == second
     assert order_hash("before", []) == "before"
-
-
-def test_an_epoch_goes_on_from_its_state():
-    state = {"total": 6.0, "samples": 4, "losses": 12, "window_total": 3.0, "window_samples": 6}
-    metrics = Meter(Group(), {**state, "loss/part": 6.0})
-    assert (metrics.mean, metrics.window, metrics.named) == (0.5, 0.5, {"part": 0.5})
-    assert metrics.state_dict() == {**state, "loss/part": 6.0}

@@ -7,8 +7,6 @@ import torch
 from torch import nn
 from torchmetrics import (
     ConfusionMatrix,
-    MeanAbsoluteError,
-    MeanMetric,
     MeanSquaredError,
     Metric,
 )
@@ -77,7 +75,7 @@ def test_the_constant_is_the_mean_face_in_every_image_size():
     objective = landmarks()
     small = faces(4)
     large = batch({"image": torch.rand(2, 3, 80, 160), "landmarks": faces(2)["landmarks"] * 4})
-    constant = objective.own.constant([small, large], "nme")
+    constant = objective.own.constant([small, large])
     points = torch.cat([small["landmarks"], faces(2)["landmarks"]])
     expected = (points.mean(0) / torch.tensor([40.0, 20.0]) * 2 - 1).flatten()
     torch.testing.assert_close(constant, expected)
@@ -126,19 +124,6 @@ def test_the_constant_of_classes_is_the_best_one():
         assert best <= other
 
 
-def test_the_constant_for_absolute_errors_is_the_median():
-    metrics = {"mae": MeanAbsoluteError(), "rmse": MeanSquaredError(squared=False)}
-    objective = made(Regression, nn.MSELoss(reduction="none"), metrics, ["x"], "y")
-    data = batch({"x": torch.zeros(3, 1), "y": torch.tensor([0.0, 1.0, 8.0])})
-    for monitor, name, value in [
-        ("mae", "median target", 1.0),
-        ("rmse", "mean target", 3.0),
-        ("loss", "mean target", 3.0),
-    ]:
-        assert objective.own.constant([data], monitor).item() == value
-        assert objective.baseline_name == name
-
-
 def test_a_class_that_never_occurs_has_a_finite_loss():
     objective = classification()
     constant = objective.own.constant(
@@ -146,16 +131,6 @@ def test_a_class_that_never_occurs_has_a_finite_loss():
     )
     unseen = batch({"x": torch.rand(1, 1), "label": torch.tensor([2])})
     assert math.isfinite(objective.measure(Constant(constant), unseen)[0].item())
-
-
-def test_several_inputs_come_in_order():
-    class Join(nn.Module):
-        def forward(self, a, b):
-            return torch.cat([a, b, b - a], dim=1)
-
-    data = batch({"b": torch.ones(1, 1), "a": torch.zeros(1, 1), "label": torch.tensor([0])})
-    _, outputs = classification(inputs=("a", "b")).measure(Join(), data)
-    assert outputs.tolist() == [[0.0, 1.0, 1.0]]
 
 
 def test_regression_refuses_what_would_broadcast():
@@ -197,7 +172,7 @@ def test_one_sample_is_too_few_for_batch_norm():
     model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
     data = batch({"x": torch.rand(1, 1), "y": torch.rand(1)})
     expected = r"batch\.tail: .* one sample .* batch norm"
-    with pytest.raises(ConfigError, match=expected), explained(model, objective, data):
+    with pytest.raises(ConfigError, match=expected), explained("model", model, []):
         objective.measure(model, data)
 
 
@@ -231,22 +206,13 @@ def test_a_loss_of_one_number_sees_no_padding():
     assert losses[0].item() == pytest.approx(expected.item())
 
 
-def test_a_share_of_padding_has_no_loss_and_moves_no_weight():
-    model = nn.Linear(2, 3)
-    objective = made(Classification, nn.CrossEntropyLoss(), {}, ["x"], "label", 3)
-    data = batch(dict(classes()), valid=0)
-    losses, _ = objective.measure(model, data)
-    assert losses.shape == (0,)
-    losses.backward(torch.zeros(0))
-    assert model.weight.grad.abs().max() == 0
-
-
 def test_what_is_no_loss_or_metric_is_named():
     with pytest.raises(ConfigError, match=r"objective.loss.reduction: sum .* set mean, or none"):
         Regression(nn.MSELoss(reduction="sum"), {}, ["x"], "y")
     with pytest.raises(ConfigError, match=r"objective.metrics.mae: makes a L1Loss, which is no"):
         made(Regression, nn.MSELoss(), {"mae": nn.L1Loss()}, ["x"], "y")
-    soft = batch({"x": torch.rand(4, 2), "label": torch.rand(4, 3)})
+    labels = {"label": torch.zeros(4).long(), "label_soft": torch.rand(4, 3)}
+    soft = batch({"x": torch.rand(4, 2), **labels})
     objective = made(Classification, nn.BCEWithLogitsLoss(reduction="none"), {}, ["x"], "label", 3)
     with pytest.raises(ConfigError, match=r"gives float32\[4, 3\] for 4 samples"):
         objective.measure(nn.Linear(2, 3), soft)
@@ -262,16 +228,6 @@ def test_wrong_outputs_and_fields_are_named():
     ragged = batch({"image": [torch.rand(3, 4, 4)], "landmarks": torch.rand(1, 2, 2)})
     with pytest.raises(ConfigError, match=r"'image'.* image \(list\).* collate stacks"):
         landmarks().measure(Constant(torch.zeros(4)), ragged)
-
-
-def test_without_a_batch_there_is_no_constant():
-    with pytest.raises(ValueError, match="no batch"):
-        landmarks().own.constant([], "nme")
-
-
-def test_metrics_move_with_the_objective():
-    objective = made(Regression, nn.L1Loss(reduction="none"), {"m": MeanMetric()}, ["x"], "y")
-    assert objective.to("meta").metrics["m"].device.type == "meta"
 
 
 SHAPES = [(), (1,), (3,), (2, 3), (1, 2, 3), (5, 9)]
@@ -353,14 +309,14 @@ def test_a_value_an_output_has_a_mean_and_a_name_each():
     assert objective.compute() == {"mae": 1.0}  # and not 50 names
 
 
-def test_a_metric_that_does_not_fit_is_named_with_the_way():
+def test_a_metric_that_does_not_fit_is_named():
     data = batch({"x": torch.zeros(4, 3), "target": torch.rand(4, 3)})
     objective = made(
         Regression, nn.L1Loss(reduction="none"), {"r": known.PearsonCorrCoef()}, ["x"], "target"
     )
     wanted = (
         r"objective\.metrics\.r: PearsonCorrCoef does not take float32\[4, 3\] and "
-        r"float32\[4, 3\]: .*; set objective\.metrics\.r\.num_outputs=3"
+        r"float32\[4, 3\]: .*`num_outputs` .* 1 and 3"
     )
     with pytest.raises(ConfigError, match=wanted):
         objective.update(data["x"], data)
@@ -407,19 +363,6 @@ def test_labels_that_the_loss_ignores_count_nowhere():
     constant = objective.own.constant([data]).softmax(-1)
     torch.testing.assert_close(constant, torch.tensor([2 / 3, 0.0, 1 / 3]), atol=1e-5, rtol=0)
     assert [row.truth for row in objective.rendered(data)] == ["0", "-100", "2", "0"]
-
-
-def test_classes_may_be_shares():
-    """The loss and the constant go by the shares, metrics by the likeliest class."""
-    shares = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8], [0.0, 1.0, 0.0], [0.4, 0.5, 0.1]])
-    objective, data = classification(), batch({"x": torch.eye(4, 3), "label": shares})
-    losses, outputs = objective.measure(nn.Identity(), data)
-    torch.testing.assert_close(losses, -(shares * outputs.log_softmax(-1)).sum(-1))
-    constant = objective.own.constant([data]).softmax(-1)
-    torch.testing.assert_close(constant, torch.tensor([0.3, 0.45, 0.25]))
-    assert objective.own.targets(data).tolist() == [0, 2, 1, 1]
-    objective.update(torch.eye(3)[[0, 2, 0, 1]], data)
-    assert objective.compute()["accuracy"] == 3 / 4
 
 
 def test_what_is_no_class_is_named():

@@ -7,15 +7,13 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
 from penstock.distributed.group import Group
-from penstock.distributed.parallel import Parallel
 from penstock.distributed.world import World
 from penstock.errors import PenstockError
 from penstock.loading.batch import Batch
-from penstock.order.keys import hash64
 from penstock.order.plan import Request
 from penstock.training.adapter import Objective
 from penstock.training.objective import Regression
-from penstock.training.step import Optimizers, TrainOptions, TrainStep
+from penstock.training.step import TrainOptions, TrainStep
 
 ROWS = torch.arange(36.0).reshape(12, 3).sin()
 
@@ -120,25 +118,12 @@ def test_a_schedule_moves_by_what_it_counts():
         for loss in (1.0, None, 2.0):
             step.learn(batch())
             step.update()
-            step.end_epoch(loss)
+            step.move_schedule("epoch", loss)
             rates[name].append(step.lr / 0.1)
     assert rates["step"] == pytest.approx([0.5, 0.25, 0.125])
     assert rates["epoch"] == pytest.approx([0.5, 0.25, 0.125])
     assert rates["plateau"] == pytest.approx([1, 1, 0.5])
     assert rates["none"] == pytest.approx([1, 1, 1])
-
-
-@pytest.mark.parametrize(
-    ("limit", "finished"),
-    [(None, [False] * 4), (1, [False, True, True, True]), (3, [False] * 3 + [True])],
-)
-def test_it_is_finished_after_so_many_steps(limit, finished):
-    step, seen = step_of(max_steps=limit), []
-    for _ in range(4):
-        seen.append(step.finished)
-        step.learn(batch())
-        step.update()
-    assert seen == finished
 
 
 @pytest.mark.parametrize("counts", [(4, 4), (4, 2), (1, 4), (4,)])
@@ -200,15 +185,6 @@ def test_batches_without_a_step_are_forgotten_with_their_buffers():
     assert step_of(Noting())._buffers_before == []
 
 
-def test_models_draw_by_seed_batch_and_rank():
-    for seed, batches, rank in ((5, 3, 0), (5, 3, 2), (5, 4, 0)):
-        step = step_of(group=Group(World(rank, 3)), seed=seed)
-        step.batches = batches
-        step.seed()
-        key = hash64(seed, "model", batches, rank)
-        assert torch.default_generator.initial_seed() == key % 2**64
-
-
 class Rank(Group):
     """One of two ranks, which meet as the test says."""
 
@@ -221,41 +197,6 @@ class Rank(Group):
 
     def gather(self, value):
         return [value, value]
-
-
-@pytest.mark.parametrize(
-    ("total", "accumulate", "divisor"), [(8, 1, 4), (7, 1, 4), (8, 3, 12), (1, 1, 1), (0, 2, 4)]
-)
-def test_ranks_divide_by_an_average_share(total, accumulate, divisor):
-    step = step_of(group=Rank(), accumulate=accumulate)
-    step.learn(batch(0, 4, total=total))
-    assert step._divisor == divisor
-    step.learn(batch(4, 4, total=100))  # later ones have the same
-    assert step._divisor == divisor
-
-
-@pytest.mark.parametrize(
-    ("count", "total", "moved"), [(4, 8.0, True), (0, 4.0, True), (0, 0.0, False)]
-)
-def test_a_rank_steps_where_any_rank_has_a_loss(count, total, moved):
-    step = step_of(group=Rank(total))
-    weight = step.model.weight.detach().clone()
-    step.learn(batch(0, 4, valid=count, total=8))
-    gradient = torch.ones_like(weight)
-    step.model.weight.grad = gradient.clone()
-    step.update()
-    expected = weight - 0.1 * gradient * step._divisor * 2 / total if moved else weight
-    torch.testing.assert_close(step.model.weight, expected)
-
-
-@pytest.mark.parametrize(("strategy", "times"), [("fsdp", 1), ("ddp", 0), ("none", 0)])
-def test_buffers_are_made_alike_where_nobody_else_does(strategy, times, monkeypatch):
-    made, name = [], "penstock.training.step"
-    monkeypatch.setattr(f"{name}.wrap", lambda model, *_: model)
-    monkeypatch.setattr(f"{name}.same_buffers", lambda *parts: made.append(parts))
-    step = step_of(group=Rank(), parallel=Parallel(strategy))
-    step.learn(batch(total=8))
-    assert made == [(step.model, step.group)] * times
 
 
 def test_a_state_of_another_model_or_optimizer_is_refused():
@@ -323,32 +264,6 @@ def test_a_loss_of_a_batch_or_a_sample_is_their_mean(loss):
         made.learn(batch())
         made.update()
     torch.testing.assert_close(step.model.weight, plain.model.weight)
-
-
-def test_schedules_see_the_options_that_all_optimizers_have():
-    a, b = nn.Linear(1, 1), nn.Linear(1, 1)
-    made = Optimizers(
-        {
-            "a": torch.optim.SGD(a.parameters(), 0.1, momentum=0.5),
-            "b": torch.optim.Adam(b.parameters(), 0.2),
-        }
-    )
-    assert {"lr", "weight_decay"} <= made.defaults.keys()
-    assert not {"momentum", "betas"} & made.defaults.keys()
-    assert [group["lr"] for group in made.param_groups] == [0.1, 0.2]
-
-
-def test_weights_that_are_frozen_take_no_step():
-    step = own_step()
-    before = step.model.weight.detach().clone()
-    step.model.requires_grad_(False)
-    step.learn(batch())
-    step.update()
-    assert torch.equal(step.model.weight, before)
-    step.model.requires_grad_(True)
-    step.learn(batch())
-    assert not torch.equal(step.model.weight, before)
-    assert step.model.weight.grad is None
 
 
 def test_gradients_of_ranks_are_those_of_all_their_samples():

@@ -78,8 +78,7 @@ def saved(tmp_path_factory):
 
 
 def test_a_new_model_learns_texts_by_its_configuration_alone(capsys, data, tmp_path):
-    layers = "{names: [bert.embeddings, 'bert.encoder.layer.%', classifier], layer_decay: 0.9}"
-    more = [f"+trainer.groups.l={layers}", "trainer.recompute=['bert.encoder.layer.%']"]
+    more = ["+trainer.groups.body={names: [bert.embeddings, bert.encoder], lr_scale: 0.5}"]
     often = ["trainer.checkpoint.every_steps=2", "trainer.checkpoint.keep_last=9"]
     for folder, rest in (("whole", []), ("rest", [f"resume={tmp_path}/whole/checkpoints/STEP"])):
         rest = [word.replace("STEP", "step-00000002.safetensors") for word in rest]
