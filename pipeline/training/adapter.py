@@ -229,6 +229,7 @@ class Objective:
             ConfigError: a metric gives something else than numbers, in a list or a mapping.
         """
         values: dict[str, float] = {}
+        # Also a rank that measured nothing enters, or the others would wait for its counts.
         with (group or Group()).merged(self._counting):
             for name, metric in self.metrics.items():
                 result = metric.compute()
@@ -340,6 +341,7 @@ class _Loss(nn.Module):
 def unpadded(batch: Batch) -> Batch:
     """A batch without its rows of padding, which are its last ones, if it has any other."""
     count = batch.request.valid
+    # A share of padding alone keeps it: the model has to run, as other ranks wait for its sums.
     if batch.valid is None or not count:
         return batch
 
@@ -389,9 +391,12 @@ def explained(key: str, part: Any, given: Iterable[str]) -> Iterator[None]:
                     "to train on; set drop, or another batch.size",
                 )
             ) from error
+        # The innermost frame tells whose code raises; a frame whose `self` is the part tells an
+        # error below its call from one of the loss, which other frames raise.
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         library = str(frames[-1].f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
         below = any(frame.f_locals.get("self") is part for frame in frames)
+        # Memory runs out anywhere, and CUDA raises later than its cause: frames say nothing then.
         if not (library and below) or isinstance(error, torch.OutOfMemoryError) or "CUDA" in text:
             raise
         reason = f"{type(part).__name__} does not take {' and '.join(given)}: "

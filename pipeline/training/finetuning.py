@@ -165,6 +165,7 @@ def read(path: Path) -> dict[str, Tensor]:
     """
     try:
         if path.is_file() and path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+            # A pickle can run any code; this reader makes tensors and containers only.
             content = torch.load(path, map_location="cpu", weights_only=True)
         else:
             best = checkpoint.find(path)
@@ -223,6 +224,7 @@ def begin_epoch(config: Config, model: nn.Module, epoch: int) -> bool:
 
     Returns: whether others do than before.
     """
+    # By the epoch alone, so that a resumed run needs no state of what has thawed.
     changed, weights = False, dict(model.named_parameters())
     frozen = targets.options(config, _FREEZE, model)
     for name, end in frozen.items():

@@ -227,6 +227,7 @@ class _Fit:
     def reason(self) -> str | None:
         """The reason to end here, if there is one; all ranks ask for it."""
         options, history = self.options, self.result.history
+        # A run that stopped in the validation after its last step has yet to write its record.
         if self.begun:
             return None
         reasons = {
@@ -265,6 +266,7 @@ class _Fit:
         if not step.finished or not self._has_steps(*self.address):
             self.address, self.meter = Address(epoch + 1, 0), Meter(self.group)
         self.begun = False
+        # Before the save: a run resumed from it does not write this record again.
         _tell(self.observers, "on_record", record)
         _tell(self.observers, "on_epoch_end", record)
         kept = self.session.checkpoints
@@ -360,6 +362,7 @@ class _Fit:
         minutes = kept.every_minutes if kept else None
         late = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
         ends, due = self.group.agree(interrupted or self.asked() is not None, late)
+        # Between accumulated batches there is no address to resume from.
         if due and not ends and not self.train_step.pending:
             self._save()
         if not ends:
@@ -367,7 +370,7 @@ class _Fit:
         self.train_step.drop_pending()  # batches since the last step, which are learned from again
         self.meter.drop_from(self.address)
         self._save()
-        if kept:
+        if kept:  # a thread writes, and the process ends soon
             kept.flush()
         raise stop.Preempted(f"stopped before epoch {self.address.epoch}, step {self.address.step}")
 
@@ -377,6 +380,7 @@ class _Fit:
         if kept is None:
             return
         self._read()
+        # Running means are each rank's own since the last step; a checkpoint has one of them.
         same_buffers(self.train_step.model, self.group)
         same_buffers(self.train_step.measured, self.group)
         epoch, step = self.address
@@ -416,6 +420,7 @@ def validate(
     """
     group, device = group or Group(), torch.device(loader.world.device)
     model.eval()
+    # A metric is made on the CPU, and keeps what the last validation has counted.
     objective.to(device).reset()
     sums: dict[str, Any] = defaultdict(float)  # of losses and their parts, on the device
     count, left_out = 0, list[object]()

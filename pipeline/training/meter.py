@@ -90,6 +90,7 @@ class Meter:
         """
         if not self._pending:
             return []
+        # One transfer for all batches, as each one waits for the device.
         totals = torch.stack([total for _, total, *_ in self._pending]).double().tolist()
         own = []
         for (batch, _, count, named), *numbers in zip(
@@ -105,6 +106,7 @@ class Meter:
             weight = sum(counts)
             digest = None if hashes[0] is None else hash_of_rows(chain.from_iterable(hashes))
             order, bad = sum(orders) % 2**64, tuple(chain.from_iterable(left_out))
+            # No sample of the batch could be read: a step without a loss is no failure.
             loss = sum(losses) / weight if weight else 0.0
             address, count = batch.request.address, sum(samples)
             if not math.isfinite(loss):

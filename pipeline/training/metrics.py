@@ -49,6 +49,7 @@ class NormalizedMeanError(Metric):
         target = target.double()
         annotated = ~target.isnan().any(-1)
         distance = (predicted.double() - target).norm(dim=-1)
+        # `where`, as NaN times 0 is NaN.
         error = distance.where(annotated, 0.0).sum(-1) / annotated.sum(-1)
         if target.shape[1] == 68:
             extent = target[:, EYE_CORNERS[0]] - target[:, EYE_CORNERS[1]]
@@ -57,6 +58,7 @@ class NormalizedMeanError(Metric):
             high = target.masked_fill(missing, -torch.inf).amax(1)
             extent = high - target.masked_fill(missing, torch.inf).amin(1)
         size = extent.norm(dim=-1)
+        # A face of size 0 has an infinite error, which no mean forgets.
         counts = (size > 0) & size.isfinite() & annotated.any(-1)
         self.total += (error / size).where(counts, 0.0).sum()
         self.faces += counts.sum()

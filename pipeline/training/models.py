@@ -51,6 +51,7 @@ class LandmarkNet(nn.Module):
         self.merge = _convolution(4 * width, 4 * width)
         self.maps = nn.Conv2d(4 * width, num_landmarks, 1)
         self.shape = nn.Linear(2 * num_landmarks, 2 * num_landmarks)
+        # The identity at first: before relations are learned, the maps' own points are best.
         nn.init.eye_(self.shape.weight)
         nn.init.zeros_(self.shape.bias)
 
@@ -208,6 +209,7 @@ class AudioNet(nn.Module):
         counts = lengths[:, None]
         mean = values.sum(-1) / counts
         variance = _blanked(values - mean[..., None], lengths).square().sum(-1) / counts
+        # The root has no gradient at 0, where the frames of silence are.
         statistics = torch.cat([mean, (variance + 1e-5).sqrt()], dim=1)
         return self.head(self.dropout(statistics))
 
@@ -226,6 +228,7 @@ def torchvision_model(name: str, num_outputs: int, weights: str | None = None) -
     from torchvision import models
 
     read_weights_as_tensors()
+    # Of this module alone: those below it detect and segment, and give no logits of an image.
     known = models.list_models(module=models)
     require(
         name in known,
@@ -273,6 +276,7 @@ def _centres(maps: Tensor) -> Tensor:
 
 def _replace_head(model: nn.Module, num_outputs: int) -> None:
     """Replace the layer that makes the class scores by a new one."""
+    # Every classifier of torchvision registers its head last.
     heads = (nn.Linear, nn.Conv2d)  # squeezenet's is a 1 x 1 convolution
     name, head = [(n, m) for n, m in model.named_modules() if isinstance(m, heads)][-1]
     fresh = (

@@ -125,6 +125,7 @@ class Supervised:
         """The best output for the stock losses that does not depend on the input, float32[...]
         without a batch dimension.
         """
+        # In float64, or digits that are shown would depend on the size of the batches.
         total, count = torch.zeros((), dtype=torch.float64), 0
         for batch in batches:
             rows = self.goals(batch).double().cpu()
@@ -273,6 +274,7 @@ class Classification(Supervised):
         if target.is_floating_point() or target.is_complex() or target.numel() != len(target):
             raise self._unfit(target, "classes are one whole number a sample")
         target = target.reshape(-1).long()
+        # On a GPU this would wait for the device at every step; there CUDA's assert ends the run.
         if target.device.type == "cpu":
             wrong = ((target < 0) | (target >= self.num_classes)) & ~self._ignored(target)
             if wrong.any():
@@ -384,6 +386,7 @@ class Constant(nn.Module):
 
     def __init__(self, output: Tensor) -> None:
         super().__init__()
+        # No parameter: no optimizer finds it, and it moves with the model.
         self.register_buffer("output", output)
 
     def forward(self, *inputs: Tensor) -> Tensor:

@@ -300,7 +300,7 @@ class TrainStep:
             self.scaler.update()
         # A smaller scale means that the scaler skipped the step; then the schedule waits, too.
         skipped = self.scaler.get_scale() < scale
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad()  # to None: of zeros, an optimizer would move weights by decay
         self.updates += 1
         if not skipped:
             self.move_schedule("step")
@@ -310,6 +310,7 @@ class TrainStep:
 
     def _take(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
         """Clip the gradients of `weights` and step."""
+        # The norm is one of true gradients, so the scale comes off first.
         self.scaler.unscale_(optimizer)
         if self.options.clip_norm is not None:
             nn.utils.clip_grad_norm_(weights, self.options.clip_norm)

@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 
+from penstock.runs import checkpoint
 from tests import warm
 from tests.ports import free_port
-from tests.program import ROOT
+from tests.program import ROOT, run
 from tests.ranks import ALL, CASES, LEG_STEPS, LEGS, LENGTHS, ORDER_OF_WORLDS, SIZES
 
 MANY = [size for size in ORDER_OF_WORLDS if size > 1]
@@ -125,3 +128,40 @@ def test_a_run_resumes_in_worlds_of_other_sizes(strategy, found, tmp_path):
     assert [len(leg) for leg in legs[:-1]] == [LEG_STEPS] * (len(legs) - 1)
     assert without_loss(steps) == whole
     assert losses(steps) == pytest.approx([s.loss for s in undisturbed.steps], rel=1e-4, abs=1e-5)
+
+
+def test_a_sharded_fit_resumes_on_one_rank(tmp_path, capsys, monkeypatch):
+    """Weights and momenta that two ranks had in parts, from the middle of an epoch."""
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    rows = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    np.save(tmp_path / "inputs.npy", rows)
+    np.save(tmp_path / "targets.npy", rows[:, :3].argmax(1))
+    words = [
+        "dataset=arrays",
+        f"dataset.root={tmp_path}",
+        "model={_target_: tests.finetuning.nets.Plain}",
+        "objective=classification",
+        "objective.inputs=[input]",
+        "objective.target=target",
+        "batch.size=8",
+        "loader.num_workers=0",
+        "tracker=none",
+        "trainer.device=cpu",
+        "trainer.max_epochs=2",
+        "trainer.pictures=false",
+        "trainer.report=false",
+        "trainer.checkpoint.every_steps=3",
+        "trainer.checkpoint.keep_last=9",
+    ]
+    start(2, "run.py", *words, f"run_dir={tmp_path}/ranks", "distributed=fsdp")
+    left = f"resume={tmp_path}/ranks/checkpoints/step-00000003.safetensors"
+    for name, more in (("alone", []), ("rest", [left])):
+        done = run(capsys, *words, f"run_dir={tmp_path}/{name}", *more)
+        assert done.code == 0, done.err
+    alone, rest = (checkpoint.find_newest(tmp_path / name).state for name in ("alone", "rest"))
+    assert rest["updates"] == 8
+    for name, value in alone["model"].items():
+        torch.testing.assert_close(rest["model"][name], value, rtol=1e-4, atol=1e-6)
+    for number, values in alone["optimizer"]["state"].items():
+        momenta = rest["optimizer"]["state"][number]
+        torch.testing.assert_close(momenta["exp_avg"], values["exp_avg"], rtol=1e-3, atol=1e-6)
