@@ -1,6 +1,5 @@
 """Audio files, spoken digits, pairs, and the collate function for them."""
 
-import pickle
 import shutil
 import sys
 from collections import Counter
@@ -14,20 +13,14 @@ import penstock
 from penstock.addons.audio.reading import read_audio, read_header
 from penstock.addons.audio.recordings import AudioPairs, SpokenDigits
 from penstock.build.training import TrainingParts
-from penstock.datasets.files import stranger
 from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import Mismatch, PadTime
 from tests.program import SHARED, run
 from tests.support.store_server import bucket
 
-WAV = ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW", "IMA_ADPCM"]
-KINDS = [("WAV", coding) for coding in WAV] + [("WAVEX", "PCM_16"), ("RF64", "PCM_16")]
-KINDS += [("FLAC", "PCM_16"), ("FLAC", "PCM_24")]
-SMALL = [("WAV", "GSM610"), ("WAV", "NMS_ADPCM_16"), ("WAV", "G721_32"), ("OGG", "VORBIS")]
-SMALL += [("OGG", "OPUS"), ("MP3", "MPEG_LAYER_III"), ("W64", "PCM_16"), ("AIFF", "GSM610")]
-MORE = [("AIFF", "PCM_16"), ("AU", "PCM_16"), ("AU", "ULAW"), ("CAF", "PCM_16"), ("CAF", "ALAC_16")]
-
-
+KINDS = [("WAV", "PCM_16"), ("WAV", "IMA_ADPCM"), ("RF64", "PCM_16"), ("FLAC", "PCM_24")]
+SMALL = [("WAV", "GSM610"), ("OGG", "VORBIS"), ("OGG", "OPUS"), ("MP3", "MPEG_LAYER_III")]
+SMALL += [("W64", "PCM_16"), ("AIFF", "PCM_16"), ("AU", "ULAW"), ("CAF", "ALAC_16")]
 EVERY = {"opus": "OGG"}
 
 
@@ -63,14 +56,6 @@ def test_what_is_read_is_what_was_written(tmp_path, options, tolerance):
 
 
 @pytest.mark.parametrize(("format", "subtype"), KINDS)
-def test_headers_say_what_libsndfile_reads(tmp_path, format, subtype):
-    path = write(tmp_path / "a.wav", wave(1000, 2), format=format, subtype=subtype)
-    info = soundfile.info(path)
-    assert read_header(str(path)) == (info.frames, info.samplerate, info.channels)
-    assert len(read_audio(str(path))[0][0]) == info.frames
-
-
-@pytest.mark.parametrize(("format", "subtype"), KINDS)
 def test_a_file_cut_anywhere_is_refused(tmp_path, format, subtype):
     content = write(tmp_path / "a.wav", format=format, subtype=subtype).read_bytes()
     cut = tmp_path / "cut.wav"
@@ -80,7 +65,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path, format, subtype):
             read_audio(str(cut))
 
 
-@pytest.mark.parametrize(("format", "subtype"), SMALL + MORE)
+@pytest.mark.parametrize(("format", "subtype"), SMALL)
 def test_kinds_that_libsndfile_cannot_seek_or_cuts_without_a_word(tmp_path, format, subtype):
     tone = 0.3 * np.sin(np.arange(16000) / 5)
     content = write(tmp_path / "a.wav", tone, 16000, format=format, subtype=subtype).read_bytes()
@@ -93,15 +78,6 @@ def test_kinds_that_libsndfile_cannot_seek_or_cuts_without_a_word(tmp_path, form
         cut.write_bytes(content[:size])
         with pytest.raises(DataError, match=r"cut\.wav"):
             read_audio(str(cut))
-
-
-def test_chunks_before_and_after_the_samples(tmp_path):
-    content = write(tmp_path / "a.wav").read_bytes()
-    extra = b"LIST" + (5).to_bytes(4, "little") + b"abcde\0"  # of odd length, so padded
-    (tmp_path / "b.wav").write_bytes(content[:12] + extra + content[12:] + extra)
-    assert read_header(str(tmp_path / "b.wav")) == (400, 8000, 1)
-    expected, _ = read_audio(str(tmp_path / "a.wav"))
-    assert torch.equal(read_audio(str(tmp_path / "b.wav"))[0], expected)
 
 
 @pytest.mark.parametrize("length", [0xFFFFFFFF, 0x7FFFF000])
@@ -147,11 +123,6 @@ def test_without_soundfile(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(ConfigError, match=r"pip install soundfile"):
         SpokenDigits(str(tmp_path))
-
-
-def test_strangers():
-    assert stranger(b"\x89PNG\r\n") is None
-    assert stranger("caf\u00e9".encode()) is None  # not plain text: no guess
 
 
 # Spoken digits
@@ -214,12 +185,6 @@ def test_the_fingerprint_goes_by_content_not_by_place(spoken, own_spoken):
     assert SpokenDigits(str(spoken), "val").fingerprint != before
     write(own_spoken / "recordings" / "0_ann_6.wav", wave(999))
     assert SpokenDigits(str(own_spoken)).fingerprint != before
-
-
-def test_it_travels_to_workers(spoken):
-    data = SpokenDigits(str(spoken))
-    other = pickle.loads(pickle.dumps(data))
-    assert torch.equal(other[3]["audio"], data[3]["audio"])
 
 
 def test_what_is_no_recording_is_passed_over(own_spoken):
@@ -298,14 +263,6 @@ def test_batches_of_speakers_times_recordings(spoken):
     for batch in batches:
         assert sorted(Counter(batch["speaker"].tolist()).values()) == [3, 3]
         assert batch["features"].shape == (6, 40, int(batch["features_lengths"].max()))
-
-
-def test_a_model_takes_the_batches(spoken):
-    parts = TrainingParts(penstock.compose(*overrides(spoken, "loader=debug")))
-    with parts.data.train.loader() as loader:
-        batch = next(iter(loader))
-    losses, outputs = parts.objective().measure(parts.model(), batch)
-    assert (losses.shape, outputs.shape) == ((6,), (6, 10))
 
 
 @pytest.mark.thorough
@@ -471,11 +428,6 @@ def test_time_is_padded_and_lengths_are_given():
     assert batch["label"].tolist() == [1, 2]
     assert batch["curve"].shape == (2, 2)  # one dimension: a vector, not audio
     assert set(batch) == {"audio", "audio_lengths", "label", "curve"}
-
-
-def test_fields_by_name_may_have_one_dimension():
-    batch = PadTime(["curve"])([{"curve": np.ones(2)}, {"curve": np.ones(3)}])
-    assert batch["curve"].tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
 def test_what_cannot_be_padded():

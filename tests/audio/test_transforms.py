@@ -76,12 +76,6 @@ def test_lengths_and_constants(rate, new_rate):
     assert inner(resample(torch.ones(1, 6000), rate, new_rate)[0] - 1).abs().max() < 1e-5
 
 
-def test_up_and_down_again_gives_the_same():
-    low = resample(resample(noise(1, 16000), 48000, 6000), 6000, 8000)  # nothing above 3 kHz
-    there_and_back = resample(resample(low, 8000, 44100), 44100, 8000)[:, : low.shape[1]]
-    assert inner((there_and_back - low)[0]).abs().max() < 1e-4 * low.abs().max()
-
-
 def test_the_transform_resamples_what_it_is_given():
     made = Resample(4000, fields=["audio", "target"])(sample(target=noise(2, 800)))
     assert (made["rate"], made["label"]) == (4000, 3)
@@ -145,11 +139,6 @@ def test_published_weights_of_librosa():
     np.testing.assert_allclose(found[1, :9], second, atol=1e-7)
 
 
-def test_a_band_without_a_bin_is_refused():
-    with pytest.raises(ConfigError, match=r"200 bands are too many for n_fft=256.* 31 Hz apart"):
-        LogMel(8000, n_fft=256, n_mels=200)
-
-
 # Features
 
 
@@ -191,13 +180,6 @@ def test_silence_stays_finite_and_channels_are_mixed():
     mono = 0.1 * noise(1, 800)
     both = torch.cat([2 * mono, torch.zeros(1, 800)])
     torch.testing.assert_close(transform.features(both), transform.features(mono))
-
-
-def test_a_recording_without_channels_is_one_channel():
-    whole = sample()
-    flat = {**whole, "audio": whole["audio"][0]}
-    mono = {**whole, "audio": whole["audio"][:1]}
-    assert torch.equal(LogMel(8000)(flat)["features"], LogMel(8000)(mono)["features"])
 
 
 def test_the_features_take_the_place_of_the_audio():
@@ -249,11 +231,6 @@ def test_masks_are_bands_and_times():
             assert made[changed].unique().tolist() == pytest.approx([features.mean().item()])
     assert {bands for bands, _ in seen} == {0, 1, 2, 3, 4}
     assert {times for _, times in seen} == {0, 1, 2, 3, 4, 5}
-
-
-def test_masks_of_a_single_frame():
-    made = MaskFeatures(bands=99, share=1.0, count=3)({"features": torch.ones(5, 1)})
-    assert made["features"].tolist() == torch.ones(5, 1).tolist()
 
 
 def test_every_stretch_is_drawn_as_often_as_another():
@@ -432,32 +409,10 @@ def test_settings_out_of_range_are_refused_with_their_key(setting, expected):
         penstock.build_train_loader(penstock.compose(*words))
 
 
-def test_settings_at_their_borders():
-    Resample(1)
-    Gain([3, 3])
-    MaskFeatures(bands=0, share=0.0, count=0)
-    MaskFeatures(share=1.0)
-    assert torch.equal(MaskFeatures(count=0)({"features": GRID})["features"], GRID)
-    LogMel(1000, n_fft=8, n_mels=1, window=2, f_min=0, f_max=500, hop=1, floor=0.5)
+def test_bands_without_a_bin_are_refused():
     with pytest.raises(
         ConfigError,
         match=r"n_mels: 3 bands are too many for n_fft=2: its bins are 500 Hz apart, and none "
         r"lies in band 0 at 125 Hz\. Lower n_mels",
     ):
         LogMel(1000, n_fft=2, n_mels=3, f_min=0)
-    LogMel(2, n_fft=8, n_mels=1, f_min=0.0, f_max=1.0)
-    LogMel(1, n_fft=8, n_mels=1, f_min=0.0, scale="htk")
-
-
-def test_settings_that_are_not_given():
-    step = LogMel(8000)
-    assert step.features(torch.zeros(1, 800)).shape == (40, 11)
-    assert step._window.shape == (256,)
-    torch.manual_seed(0)
-    extents = set()
-    for _ in range(100):
-        made = MaskFeatures()({"features": noise(40, 100)})["features"]
-        same = made == made.flatten().mode().values
-        extents.add((int(same.all(1).sum()), int(same.all(0).sum())))
-    assert max(bands for bands, _ in extents if bands < 40) == 6
-    assert max(times for _, times in extents if times < 100) == 15

@@ -36,19 +36,6 @@ def batch(fields):
     return Batch(fields, Request(0, 0, rows, rows, len(rows), total=len(rows)), rows)
 
 
-def test_boxes_are_those_of_the_masks():
-    sample = DrawnShapes(["boxes", "labels", "masks", "mask"])[3]
-    assert len(sample["boxes"]) == len(sample["labels"]) == len(sample["masks"])
-    for box, label, mask in zip(*(sample[n] for n in ("boxes", "labels", "masks")), strict=True):
-        left, top, right, bottom = map(int, box)
-        inside = torch.zeros_like(mask)
-        inside[top:bottom, left:right] = True
-        assert not (mask & ~inside).any()
-        assert mask[top].any()
-        assert mask[:, right - 1].any()
-        assert (sample["mask"][mask] == label).all()
-
-
 def test_what_is_cut_away_is_left_out_with_all_that_is_known_of_it():
     sample = {
         "image": tv_tensors.Image(torch.zeros(3, 40, 40, dtype=torch.uint8)),
@@ -293,12 +280,3 @@ def test_reports_show_what_was_predicted_and_say_how(monkeypatch, tmp_path, capf
         shown = page.partition("Predictions of validation")[2]
         assert said in shown
         assert shown.count("data:image/") >= 4
-
-
-def test_objects_are_learned_without_a_recipe_and_the_first_value_is_monitored(
-    monkeypatch, tmp_path, capfd
-):
-    monkeypatch.chdir(tmp_path)
-    words = ["dataset=drawn_shapes", "dataset.count=20", "batch.size=4", "trainer.max_steps=1"]
-    assert command.main([*words, "loader=debug", "trainer.report=false", "run_dir=run"]) == 0
-    assert "map/map" in capfd.readouterr().out

@@ -69,6 +69,7 @@ def read_audio(
     """
     with _opened(source, limits, name or str(source)) as (decoder, header):
         values = decoder.read(header.frames, dtype="float32", always_2d=True)
+        # A compressed file that was cut off has a whole header.
         if not 0 < header.frames <= len(values):
             claim = f"claims {header.frames} frames, and {len(values)} can be read"
             raise _refusal(name or str(source), claim)

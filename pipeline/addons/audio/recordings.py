@@ -118,10 +118,12 @@ class SpokenDigits(AudioFolder):
             )
         digits, takes = np.array([[int(own[1]), int(own[3])] for own in parsed]).T
         speakers = np.array([own[2] for own in parsed])
+        # Of both splits, so that a number means the same person in each.
         self.speakers = sorted({*speakers.tolist()})
         if unknown := sorted({*val_speakers}.difference(self.speakers)):
             reason = f"no speaker {unknown[0]!r} among {self.speakers}"
             raise ConfigError(Problem("dataset.val_speakers", reason))
+        # By speakers it is harder: no voice is in both splits.
         validates = np.isin(speakers, val_speakers) if val_speakers else takes < val_takes
         rows = np.flatnonzero(validates == (split == "val"))
         if not len(rows):
@@ -210,6 +212,7 @@ class AudioPairs(AudioFolder):
                 f"{name!r} has no partner{more}: each recording in {str(self.folder)!r} needs a "
                 f".npy file of its name in {str(self.targets)!r}. Add it or remove the file."
             )
+        # Without endings: the same recordings in another format are divided alike.
         stems = sorted(audio)
         every = np.array([os.fsencode(stem) for stem in stems])
         rows = split_rows(every, split, val_fraction, split_seed, None, test_fraction)
@@ -227,6 +230,7 @@ class AudioPairs(AudioFolder):
                 f"has to be floats, [C, T] or [T], of the {audio.shape[1]} frames of its input "
                 f"{self.path(index)!r}."
             )
+        # A copy, as the file is mapped and may only be read.
         target = torch.from_numpy(np.array(stored, dtype=np.float32, ndmin=2))
         return {"audio": audio, "target": target, "rate": rate}
 
@@ -267,6 +271,7 @@ def _files(
     """Names of the files with one of `endings`; those with one of `others` may be there, too."""
     if not folder.exists():
         raise DataError(f"{str(folder)!r} is missing. Set {key} to the folder's name.")
+    # Targets that stand beside their recordings are not counted as left out.
     files = [name for name in folder.files() if not name.lower().endswith(others)]
     names = with_endings(files, endings, str(folder) if warns else None)
     if not names:

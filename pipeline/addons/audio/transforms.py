@@ -54,6 +54,7 @@ def resample(audio: Tensor, rate: int, new_rate: int) -> Tensor:
     Raises:
         DataError: the rates have no ratio of small numbers, as 44,101 to 8,000.
     """
+    # Most data has the rate that is wanted: nothing is copied.
     if rate == new_rate:
         return audio
     common = math.gcd(rate, new_rate)
@@ -63,6 +64,7 @@ def resample(audio: Tensor, rate: int, new_rate: int) -> Tensor:
     # Frames and weights are whole numbers of 25 bits: float64 holds their sums, below 2^53,
     # exactly, so every processor and every BLAS gives the same bits.
     samples = audio.double()
+    # By the loudest frame, so that quiet recordings keep as many bits.
     exponent = math.frexp(float(samples.abs().max()) if length else 0.0)[1]
     whole = (samples * 2.0 ** (_BITS - exponent)).round().reshape(-1, 1, audio.shape[-1])
     padded = F.pad(whole, (reach - 1, step + 2 * reach))
@@ -85,6 +87,7 @@ def _filters(up: int, down: int) -> tuple[Tensor, int, int]:
     cutoff = min(1.0, up / down) / (1 + half_edge)
     reach, count = math.ceil(ZEROS / cutoff), up * max(1, _COUNT // up)
     step = down * count // up
+    # A ratio of two large primes would need a filter for each of thousands of outputs.
     if count * (2 * reach + step) > _LARGEST:
         raise DataError(
             f"audio cannot be resampled by {up} / {down}, the ratio of its new and its own rate in "
@@ -140,6 +143,7 @@ class RandomCrop:
         frames = max(1, round(self.seconds * int(rate)))
         if frames >= lengths[0]:
             return sample
+        # One draw for all fields: a mixture stays in step with its sources.
         start = _whole_below(lengths[0] - frames + 1)
         parts = [values[..., start : start + frames] for values in audio]
         return sample | dict(zip(self.fields, parts, strict=True))
@@ -157,6 +161,7 @@ class Gain:
         self.db, self.fields = db, fields
 
     def __call__(self, sample: Sample) -> Sample:
+        # One factor for all fields: a mixture stays the sum of its sources.
         factor, audio = 10 ** (_between(self.db) / 20), _needed(sample, self, *self.fields)
         return sample | {n: v * factor for n, v in zip(self.fields, audio, strict=True)}
 
@@ -177,6 +182,7 @@ class Noise:
 
     def __call__(self, sample: Sample) -> Sample:
         (audio,) = _needed(sample, self, self.field)
+        # Drawn before the ratio, so that `p` does not change how loud noise is.
         if torch.rand(()).item() >= self.p:
             return sample
         samples = audio.numpy().astype(np.float64)
@@ -277,6 +283,7 @@ class LogMel:
         self.rate, self.n_fft, self.hop, self.floor = rate, n_fft, hop, floor
         self.field, self.output, self.keep = field, output, keep
         before, turn = (n_fft - window) // 2, 2 * math.pi / window
+        # By math.cos, as NumPy's depends on the processor.
         self._window = np.zeros(n_fft)
         self._window[before : before + window] = [
             0.5 - 0.5 * math.cos(turn * n) for n in range(window)
@@ -302,6 +309,7 @@ class LogMel:
         """float32[C, T] or float32[T] -> float32[n_mels, T // hop + 1]."""
         wave = audio.numpy().astype(np.float64).reshape(-1, audio.shape[-1]).mean(0)
         half, count = self.n_fft // 2, len(wave) // self.hop + 1
+        # Of an odd n_fft, the last frame reaches one further.
         padded = np.pad(wave, (half, half + self.n_fft % 2))
         frames = np.lib.stride_tricks.sliding_window_view(padded, self.n_fft)[:: self.hop]
         bands = np.empty((len(self._bins), count))
@@ -322,6 +330,7 @@ def _log(values: Floats) -> Floats:
     mantissa[small] *= 2
     ratio = (mantissa - 1) / (mantissa + 1)
     square, series = ratio * ratio, np.zeros_like(ratio)
+    # ln(x) = 2 (r + r^3 / 3 + r^5 / 5 + ...), which is exact to 1e-16 as r is below 0.172.
     for power in range(17, 0, -2):
         series *= square
         series += 1 / power
@@ -345,6 +354,7 @@ class Standardize:
         axis, changed = -1 if self.by_band else None, []
         for values in _needed(sample, self, *self.fields):
             array = values.numpy().astype(np.float64)
+            # Constant features have none, and become 0.
             deviation = np.maximum(array.std(axis, keepdims=True), 1e-5)
             scaled = (array - array.mean(axis, keepdims=True)) / deviation
             changed.append(torch.from_numpy(scaled.astype(np.float32)))
@@ -368,6 +378,7 @@ class MaskFeatures:
 
     def __call__(self, sample: Sample) -> Sample:
         (features,) = _needed(sample, self, self.field)
+        # In float64, as sums in float32 depend on their order; the input is not changed.
         masked, mean = features.clone(), float(features.numpy().mean(dtype=np.float64))
         height, width = features.shape
         for _ in range(self.count):

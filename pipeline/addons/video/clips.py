@@ -72,6 +72,7 @@ class Clips(NamedTuple):
 
     def of(self, path: str, shown: str, limits: Limits) -> tv_tensors.Video:
         """The clip of a file, uint8 [T, 3, H, W]; errors as for `read_clip`."""
+        # By the key of the sample, so that a file read twice gives the same clip.
         share = uniform_at(hash64(key_at_hand(), "clip"), 0) if self.drawn else None
 
         def begin(choices: int) -> int:
@@ -306,8 +307,10 @@ def read_clip(
                     made[number] = _pixels(frame, size)
                 if len(made) == len({*wanted}):
                     break
+            # Joined files may change their size in the middle.
             if {*made} == {*wanted} and len({own.shape for own in made.values()}) == 1:
                 return np.stack([made[number] for number in wanted])
+            # Else the decoder goes on from the frames of this try.
             stream.codec_context.flush_buffers()
         raise ValueError(
             f"some of its frames {wanted[0]} to {wanted[-1]} change their size or need others"
@@ -330,6 +333,7 @@ def _numbered(stream: Any, packets: list[Any]) -> tuple[IntArray | None, int]:
         stream.codec_context.flush_buffers()
         return None, length
     for place, packet in enumerate(packets):
+        # Decoders hand the time of a packet on to its frame: so it carries the packet's number.
         packet.pts = place
     at = np.array([min(known) - 1 if time is None else time for time in times], np.int64)
     return np.searchsorted(np.sort(known), at), len(known)
@@ -339,6 +343,7 @@ def _numbered(stream: Any, packets: list[Any]) -> tuple[IntArray | None, int]:
 def _opened(path: str, name: str, limits: Limits) -> Iterator[tuple[Any, list[Any]]]:
     """The first video stream of a file, and its packets from the first key frame on."""
     try:
+        # In memory, so that libav can open no other file or address that this one names.
         content = io.BytesIO(read_file(path, limits))
         with av.open(content, "r", container_options=_ONLY, buffer_size=1 << 18) as container:
             stream: Any = container.streams.best("video")

@@ -113,6 +113,7 @@ def video(motion: str, size: int, random: np.random.Generator) -> Pixels:
         radius = sizes if motion == "growing" else sizes[::-1]
     elif motion == "turning":
         angle = angle + random.choice([-1, 1]) * random.uniform(0.7, 1.2) * 2 * np.pi * time
+    # The order of draws is part of VERSION.
     sides = int(random.choice(_SIDES))
     ground = random.uniform(40, 200, 3)
     color = (ground + random.choice([-1, 1], 3) * random.uniform(70, 110, 3)) % 256
@@ -137,6 +138,7 @@ def write_video(
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt, stream.gop_size = "yuv420p", key_frames
         stream.bit_rate = rate * frames[0].size
+        # Threads would divide the frames otherwise, and the bytes would depend on the cores.
         stream.codec_context.thread_count = 1
         for pixels in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))

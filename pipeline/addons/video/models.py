@@ -38,6 +38,7 @@ class TorchvisionVideo(nn.Module):
             reason = f"{name} has no weights {weights!r}; it has {choices[1:]}"
             raise ConfigError(Problem("model.weights", reason))
         self.network = models.get_model(name, weights=weights)
+        # Its last layer of these kinds gives the classes, in all of torchvision's networks.
         layers = [own for own in self.network.named_modules() if isinstance(own[1], _LAST)]
         name, last = layers[-1]
         fresh: nn.Module = (

@@ -104,6 +104,7 @@ class Coco(FolderDataset):
         self.reader = check_reader(reader, orientation)
         self.limits, self.masks, self.points = limits, masks, keypoints
         root_folder = open_root(root, f"{annotations!r} and its images", files)
+        # Also for validation with a file of its own: its classes are numbered by those of training.
         own = _CocoFile(root_folder, annotations, masks, keypoints)
         self.classes, file = ["background", *own.classes], annotations
         if validates := split == "val" and val_annotations is not None:
@@ -123,8 +124,10 @@ class Coco(FolderDataset):
         if own.notes and (split == "train" or validates):  # one file warns once
             _log.warning("%s: %s", root_folder.path(file), "; ".join(own.notes))
         names = np.array([os.fsencode(name) for name in own.names])
+        # By names, as the order of records changes with each export of a tool.
         rows = np.argsort(names, kind="stable")
         if not validates:
+            # A file of its own for validation leaves all of this one to training.
             share = val_fraction if val_annotations is None else 0.0
             rows = rows[split_rows(names[rows], split, share, split_seed, None, test_fraction)]
         self.names, self.rows, self._file = names[rows], rows, own
@@ -142,6 +145,7 @@ class Coco(FolderDataset):
                 "dataset.orientation=ignore (pixels as they are stored) or apply."
             )
         objects = np.arange(own.starts[row], own.starts[row + 1])
+        # torchvision's detectors refuse boxes without width or height.
         objects = objects[(own.boxes[objects, 2:] > own.boxes[objects, :2]).all(1)]
         canvas, corners = (height, width), torch.from_numpy(own.boxes[objects])
         sample: Sample = {
@@ -152,6 +156,7 @@ class Coco(FolderDataset):
         }
         if self.masks:
             masks = [self._mask(index, own.outlines[n], *canvas) for n in objects.tolist()]
+            # Of an image without objects, too: [0, H, W].
             stacked = np.array(masks, np.bool_).reshape(-1, *canvas)
             sample["masks"] = tv_tensors.Mask(torch.from_numpy(stacked))
         if self.points:
@@ -193,6 +198,7 @@ class Coco(FolderDataset):
         return [*parts, own.keypoints, repr(own.outlines)]
 
 
+# With slots, as COCO has a million annotations.
 @dataclass(slots=True)
 class Image:
     """An entry of `images`, whose files are below the folder of the images."""
@@ -260,6 +266,7 @@ class _CocoFile:
             text = root.read(name, lambda path, _: Path(path).read_text("utf-8-sig"))
             content = TypeAdapter(Content).validate_json(text)
         except ValidationError as error:
+            # All of them at once: a person exports a file anew, and not once for each mistake.
             wrong = [
                 f"{_place(own['loc'])}: {own['msg']}, not {own['input']!r:.60}"
                 for own in error.errors()
@@ -271,6 +278,7 @@ class _CocoFile:
             hint = "Put it there or set dataset.annotations."
             raise DataError(f"{self._shown!r} cannot be read: {error}. {hint}") from error
         images, categories, objects = content.images, content.categories, content.annotations
+        # In the order of ids, as COCO's own tools number classes.
         categories.sort(key=lambda own: own.id)
         self.names = [own.file_name for own in images]
         self.categories = [own.name for own in categories]
@@ -286,12 +294,14 @@ class _CocoFile:
         count = max((len(own.keypoints or ()) for own in categories), default=0) * keypoints
         if keypoints and not count:
             raise DataError(f"{self._shown!r}: no category has keypoints; set dataset.keypoints.")
+        # Unknown ids are -1, which picks the last image below, and is refused before that counts.
         owners = np.array([rows.get(own.image_id, -1) for own in objects], np.int64)
         of_kinds = np.array([kinds.get(own.category_id, -1) for own in objects], np.int64)
         boxes = np.array([own.bbox for own in objects], np.float64).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
         ends, lengths = self.sizes[owners], range(0, 3 * count + 1, 3)
         outside = (boxes[:, :2] - ends > _ROUNDED) | (boxes[:, 2:] < -_ROUNDED)
+        # Some tools leave keypoints out where an object has none.
         points = [own.keypoints or [] if keypoints else [] for own in objects]
         for what, is_wrong in {
             "the image_id of no image": owners < 0,
@@ -306,9 +316,11 @@ class _CocoFile:
                     f"{self._shown!r}: {total} annotations have {what}, the first annotations"
                     f"[{first}], {str(objects[first])[:150]}. Correct the file."
                 )
+        # Converters from YOLO's files write shares of the sides.
         if boxes.size and boxes.max() <= 1:
             raise DataError(f"{self._shown!r}: all boxes lie between 0 and 1; pixels are needed.")
         cut = boxes.clip(0, np.tile(ends, 2))
+        # The objects of an image stand together then, in the order of the file.
         order = np.argsort(owners, kind="stable")
         self.starts: IntArray = np.searchsorted(owners[order], np.arange(len(images) + 1))
         self.boxes, self.kinds = cut.astype(np.float32)[order], of_kinds[order]
@@ -336,6 +348,7 @@ class _CocoFile:
         """Replace names that are no files of a folder by those of the same base name."""
         if images.first_missing(self.names) is None:
             return
+        # Listed only where a name is missing: a store with a million images takes minutes.
         files = images.files() if images.exists() else []
         known = {_base(name): name for name in files} | {name: name for name in files}
         found = [

@@ -47,6 +47,7 @@ class SanitizeBoxes:
         )
         if name is None:
             return sample
+        # Cut first: torchvision leaves out each box that reaches over the border.
         boxes, kept = F.sanitize_bounding_boxes(
             F.clamp_bounding_boxes(sample[name]), min_size=self.min_size, min_area=self.min_area
         )
@@ -93,6 +94,7 @@ class Detection:
         image, boxes, labels: names of the fields.
     """
 
+    # torchvision's detectors give losses in training mode only.
     validates_loss = False
 
     def __init__(
@@ -111,6 +113,7 @@ class Detection:
     def loss(self, model: nn.Module, batch: Mapping[str, Any]) -> Mapping[str, Tensor]:
         """The model's losses by name, a number each for the batch."""
         targets = self.targets(batch)
+        # The box of a group covers many objects, and is no example of one.
         if "crowd" in batch:
             targets = [
                 {name: values[own["iscrowd"] == 0] for name, values in own.items()}
@@ -147,6 +150,7 @@ class Detection:
     def targets(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
         """The truth, by image."""
         for key, name in self.fields.items():
+            # Stacked boxes would mean that all images have the same number, by chance.
             if not isinstance(batch.get(name), list):
                 reason = (
                     f"{name!r} has to be a list of tensors, an image each; use collate=boxes. A "

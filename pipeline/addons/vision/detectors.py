@@ -91,8 +91,10 @@ class SmallDetector(nn.Module):
 
     def forward(self, images: list[Tensor], targets: list[Target] | None = None) -> Any:
         batch = torch.stack(list(images))
+        # Images come in [0, 1]: torchvision's detectors, too, normalize by themselves.
         fine = self.stem(batch - 0.5)
         coarse = F.interpolate(self.context(fine), size=fine.shape[-2:], mode="nearest")
+        # In 32 bits, also under autocast: a focal loss sums thousands of small numbers.
         maps = self.heads(fine + coarse).float()
         logits, reach = maps[:, :-4], F.softplus(maps[:, -4:])  # in cells
         if targets is not None and self.training:
@@ -104,6 +106,7 @@ class SmallDetector(nn.Module):
 
     def _losses(self, logits: Tensor, reach: Tensor, targets: list[Target]) -> dict[str, Tensor]:
         truth, weights = torch.zeros_like(logits), torch.ones_like(logits)
+        # With a zero in front, so that a batch without boxes has a loss, too.
         distances = [logits.new_zeros(())]
         rows, columns = logits.shape[-2:]
         ys = torch.arange(rows, device=logits.device)[:, None] + 0.5
@@ -124,6 +127,7 @@ class SmallDetector(nn.Module):
                 far = torch.broadcast_tensors(xs - box[0], ys - box[1], box[2] - xs, box[3] - ys)
                 gaps = (reach[number] - torch.stack(far).clamp_min(0)).abs()
                 distances.append((gaps[:, middle] / side.repeat(2)[:, None]).mean())
+        # A centre counts in full, also where it lies close to another one.
         weights = torch.where(truth > 0, torch.ones_like(weights), weights)
         focal = sigmoid_focal_loss(logits, truth, alpha=0.5, gamma=2.0)
         count = max(len(distances) - 1, 1)
@@ -134,6 +138,7 @@ class SmallDetector(nn.Module):
 
     def _boxes(self, logits: Tensor, reach: Tensor, size: tuple[int, int]) -> Target:
         scores = logits.sigmoid()
+        # A cell with a likelier neighbour is another view of the same object.
         peaks = scores * (F.max_pool2d(scores, 3, 1, 1) == scores)
         values, places = peaks.flatten().topk(min(_CANDIDATES, peaks.numel()))
         labels, rows, columns = torch.unravel_index(places, peaks.shape)

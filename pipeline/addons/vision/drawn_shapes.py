@@ -50,9 +50,11 @@ def mask_of(shape: Shape, size: int) -> Mask:
 
 def shapes_of(seed: int, row: int, size: int, most: int) -> list[Shape]:
     """The shapes of an image, which do not overlap: 1 to `most`, fewer where there is no room."""
+    # By the row alone: an image is the same for any worker and any `count`.
     random = np.random.default_rng(hash64(seed, "shapes", row))
     shapes: list[Shape] = []
     for _ in range(int(random.integers(1, most + 1))):
+        # What finds no room is left out, so that this ends.
         for _ in range(_TRIES):
             radius = float(random.uniform(0.1, 0.22)) * size
             x, y = random.uniform(radius, size - radius, 2).tolist()
@@ -113,6 +115,7 @@ class DrawnShapes(FileDataset, Dataset[Sample]):
         shapes = shapes_of(self.seed, row, size, self.most)
         random = np.random.default_rng(hash64(self.seed, "pixels", row))
         # Grey with the noise of a camera.
+        # The order of draws is part of VERSION: the ground, then each shape.
         pixels = random.uniform(60, 190) + random.normal(0, 8, (3, size, size))
         whole, masks = np.zeros((size, size), np.uint8), []
         labels = [self.classes.index(kind) for kind, *_ in shapes]

@@ -103,6 +103,7 @@ class ImageMasks(FolderDataset):
     ) -> None:
         self.reader, self._turns = check_reader(reader, orientation), orientation != "ignore"
         self.limits, self.ignored, self.classes = limits, ignored, [*map(str, classes)]
+        # Pixels of that class would be left out of the loss without a word.
         if ignored < len(classes):
             reason = f"{ignored} is a class's number; allowed: {len(classes)} to 255"
             raise ConfigError(Problem("dataset.ignored", reason))
@@ -110,11 +111,13 @@ class ImageMasks(FolderDataset):
         if isinstance(classes, Mapping):
             extra = [] if ignored_color is None else [(ignored, ignored_color)]
             pairs = [*enumerate(classes.values()), *extra]
+            # As one number a colour, which NumPy finds faster than three.
             self._colors = {red << 16 | green << 8 | blue: n for n, (red, green, blue) in pairs}
             if len(self._colors) < len(pairs):
                 raise ConfigError(Problem("dataset.classes", "a colour occurs twice"))
         root_folder = open_root(root, f"folders {images!r} and {masks!r}", files)
         self.folder, self._masks = root_folder.below(images), root_folder.below(masks)
+        # Who has divided the folders has decided: a share of them would mix both again.
         divided = all(self.folder.below(name).exists() for name in ("train", "val"))
         if divided:
             self.folder, self._masks = self.folder.below(split), self._masks.below(split)
@@ -146,6 +149,7 @@ class ImageMasks(FolderDataset):
     def _warn_of_absent(self) -> None:
         """Look before training whether each class has a pixel, and warn of those without."""
         counts = np.zeros(256, np.int64)
+        # Evenly spaced, as masks of one scene often stand together.
         for name in self._mask_names[:: -(-len(self._mask_names) // _LOOKED_AT) or 1].tolist():
             with suppress(DataError):  # reading it says so, or leaves it out
                 mask = self._masks.read(os.fsdecode(name), self._mask)
@@ -202,6 +206,7 @@ class ImageMasks(FolderDataset):
         content = encoded_image(path, "pillow", shown, self.limits).content
         try:
             with opened_image(content, shown, self.limits) as image:
+                # Asked before the pixels are loaded: Pillow counts pages by reading on in the file.
                 pages = getattr(image, "n_frames", 1)
                 picture = loaded(image, self._turns)
                 stored = np.array(picture if self._colors is None else picture.convert("RGB"))
@@ -220,6 +225,7 @@ class ImageMasks(FolderDataset):
             mask, known = stored, (stored >= 0) & (stored < len(self.classes))
             known |= stored == self.ignored
         else:
+            # In 64 bits: shifted, a red of 255 does not fit into its byte.
             codes = stored.astype(np.int64) @ [1 << 16, 1 << 8, 1]
             colors, numbers = np.array(sorted(self._colors.items())).T
             places = np.searchsorted(colors, codes).clip(max=len(colors) - 1)

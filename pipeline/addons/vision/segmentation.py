@@ -55,6 +55,7 @@ class Segmentation(Supervised):
         ignored: int = 255,
         classes: Sequence[str] | None = None,
     ) -> None:
+        # A loss a pixel, as each image is averaged over those of its pixels that count.
         criterion = nn.CrossEntropyLoss(ignore_index=ignored, reduction="none")
         super().__init__(criterion, metrics, inputs, target)
         self.num_classes, self.ignored = num_classes, ignored
@@ -76,6 +77,7 @@ class Segmentation(Supervised):
                 f"classes; it has to give logits {list(expected)}, as model=small_unet does"
             )
             raise ConfigError(Problem("model", reason))
+        # An image of ignored pixels alone has a loss of 0, and not 0 / 0.
         counted = (target != self.ignored).flatten(1).sum(1).clamp_min(1)
         return self.criterion(outputs, target).flatten(1).sum(1) / counted
 
@@ -90,6 +92,7 @@ class Segmentation(Supervised):
             target = self.targets(batch)
             counted = target[target != self.ignored]
             counts += torch.bincount(counted, minlength=self.num_classes).cpu()
+        # Else a class without a pixel is -inf, and the loss inf where validation has it.
         return (counts / counts.sum().clamp_min(1)).clamp_min(1e-6).log()
 
     def rows(self, outputs: Tensor, batch: Batch) -> list[dict[str, Any]]:
@@ -110,6 +113,7 @@ class Segmentation(Supervised):
         for row, target in enumerate(self.targets(batch)):
             known = target != self.ignored
             present = target[known].unique().tolist()
+            # The background is in nearly all images: it is named where nothing else is.
             truth = ", ".join(self.names[value] for value in present if value) or self.names[0]
             mask = target.where(known, -1)
             if outputs is None:
@@ -187,6 +191,7 @@ class SmallUNet(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         made, levels = image, list[Tensor]()
         for number, step in enumerate(self.down):
+            # Rounded up, so that sides need not be multiples of 8.
             made = step(F.max_pool2d(made, 2, ceil_mode=True) if number else made)
             levels.append(made)
         for step, level in zip(self.up[::-1], levels[-2::-1], strict=True):
