@@ -34,6 +34,7 @@ class Ahead:
         """All batches before `step` are delivered."""
         while self._announced and self._announced[0][0] < step:
             self._announced.popleft()
+        # A resume, or a loader that was faster than what is announced, begins at its own step.
         if epoch != self._epoch or not self._announced:
             self._epoch, self._next = epoch, step
             self._announced.clear()

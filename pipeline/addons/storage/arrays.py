@@ -54,6 +54,7 @@ class CacheFolder:
             for stem, array in make().items():
                 np.save(beside / f"{stem}.npy", array)
 
+        # Of several ranks one makes them, and the others wait.
         generated_folder(folder, write, "dataset.cache_dir")
         try:
             # Plain arrays: every access to a memmap makes an object of that slow class.

@@ -78,6 +78,7 @@ class _CachedFile:
         if create:
             os.truncate(self._data, size)  # sparse: a block takes room when it is written
         os.utime(path)  # in use: it makes no room
+        # A block is compared with its sum once in each process that reads it.
         self._checked = bytearray(-(-size // BLOCK))
 
     def __del__(self) -> None:
@@ -191,6 +192,7 @@ class BlockCache:
                 Path(path).unlink()
                 Path(f"{path}.crc").unlink()
                 self._used -= bytes_of
+        # Nothing that this run has read is removed for what it reads now: see above.
         if self._used + size > self.limit:
             return False
         self._used += size

@@ -60,6 +60,7 @@ class Process:
         where = tempfile.gettempdir()
         folder = tempfile.mkdtemp(prefix="penstock-", dir=where if len(where) < 70 else "/tmp")
         self.path = f"{folder}/fetcher"
+        # The socket is this process's own until the other one has it: nobody waits for its start.
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(self.path)
             listening.listen(1024)
@@ -77,10 +78,6 @@ class Process:
             self._process.stdin.flush()
         self.end = weakref.finalize(self, _end, self._process, folder, os.getpid())
         self.end.atexit = False  # threads may still read then; the pipe closes a moment later
-
-    def code(self) -> int | None:
-        """The exit code, if it has ended."""
-        return self._process.poll()
 
 
 def _end(process: subprocess.Popen[bytes], folder: str, owner: int) -> None:
@@ -152,16 +149,17 @@ class Client:
 
     def _connect(self) -> Connection:
         """A connection of this thread."""
+        # One thread at a time, or two would start a process each.
         with _starting:
+            # Mostly it runs; in a worker, its parent has started it.
             with suppress(OSError):
                 return connect(self._path, "AF_UNIX")
             process = _processes.get(self._key)
             if process is not None and process.path == self._path:
                 process.end()
                 _log.warning(
-                    "the process that fetches files ended (code %s); another one is started, and "
-                    "no batch depends on it",
-                    process.code(),
+                    "the process that fetches files ended; another one is started, and no batch "
+                    "depends on it"
                 )
                 process = None
             if process is None:
@@ -196,6 +194,7 @@ class Client:
         Raises:
             DataError: their store cannot be asked.
         """
+        # What a listing lacks is missing: the store is not asked for each name.
         listed = tuple(self._listed)
         unknown = [
             check_address(address)
@@ -229,8 +228,11 @@ class Client:
         folder = check_address(address.rstrip("/")) + "/"
         if folder not in self._listed:
             with progress(f"listing {address}"):
-                is_web = folder.startswith("http")
-                files = self._indexed(folder) if is_web else self._request("files", address)
+                files = (
+                    self._indexed(folder)
+                    if folder.startswith("http")
+                    else self._request("files", address)
+                )
             if len(files) > self.files.limits.files:
                 refusal = self.files.limits.refusal("files", f"{len(files)} files")
                 raise DataError(f"{address!r} lists {refusal}")
@@ -263,7 +265,9 @@ class Client:
         Raises:
             DataError: one cannot be fetched; names it.
         """
+        # From the disk without the other process, which only those that are missing need.
         found = [self.cache.read(*span) if span[2] > span[1] else b"" for span in spans]
+        # By block: spans of a batch often share one.
         blocks = {
             (item.entry, block): (item, block)
             for (item, start, stop), content in zip(spans, found, strict=True)
@@ -323,6 +327,7 @@ class Client:
         """
         if not self.files.ahead:
             return 0.0
+        # Whole blocks count: small rows in a random order bring much that nobody wants yet.
         blocks = [(item, item.blocks(start, stop)) for item, start, stop in spans]
         self._request("want", blocks)
         return sum(min(len(of) * BLOCK, item.size) for item, of in blocks) / self.files.ahead
@@ -345,14 +350,9 @@ class Client:
             reason = f"{address!r} is only read; give s3://, gs://, az:// or a folder of here"
             raise ConfigError(Problem(key, reason))
         names = [name for name in walk(folder) if name != last]
-        size = sum((folder / name).stat().st_size for name in names)
-        with progress(f"sending {size >> 20} MiB to {address}"):
-            try:
-                self._request("send", folder, names, last, address)
-            except ConfigError as error:
-                raise ConfigError(Problem(key, str(error))) from error
-            finally:
-                self._known, self._listed = {}, {}
+        with progress(f"sending {folder} to {address}"):
+            self._request("send", folder, names, last, address, key)
+        self._known, self._listed = {}, {}
 
 
 def check_address(address: str) -> str:
@@ -409,11 +409,9 @@ class RemoteRoot(Root):
         return [name for name in self._names() if name[0] != "." and "/." not in name]
 
     def sizes(self, names: Sequence[str]) -> IntArray:
-        found = self._found(names)
-        for name, item in zip(names, found, strict=True):
-            if item is None:
-                raise DataError(f"{self.path(name)!r} is missing in its store")
-        return np.array([item.size for item in found if item], np.int64)
+        self._found(names)  # by few requests
+        sizes = [self.remote_files.look(self.path(name)).size for name in names]
+        return np.array(sizes, np.int64)
 
     def first_missing(self, names: Sequence[str]) -> int | None:
         return next((n for n, item in enumerate(self._found(names)) if item is None), None)

@@ -43,7 +43,7 @@ from obstore.exceptions import BaseError, PermissionDeniedError, Unauthenticated
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from penstock.addons.storage.blocks import BLOCK, BlockCache, Object
-from penstock.errors import ConfigError, DataError, PenstockError, UnreachableError
+from penstock.errors import ConfigError, DataError, PenstockError, Problem, UnreachableError
 
 LENGTH = struct.Struct("!i")  # before each message, as multiprocessing's Connection has it
 MOST = 8 << 20  # bytes of one request
@@ -192,6 +192,7 @@ class Fetcher:
             except (BaseError, OtherVersion, OSError) as error:
                 last, is_other = _first_line(error), isinstance(error, OtherVersion)
                 advice = [text for form, text in _FOR_GOOD.items() if re.search(form, last)]
+                # Expired keys are an error 400 in S3, so denials are looked for first.
                 if isinstance(error, _DENIED) or re.search(_DENIALS, last):
                     if is_renewed:
                         reason = f"may not be {done} with the credentials found here"
@@ -217,6 +218,7 @@ class Fetcher:
         is_all = (start, stop) == (0, item.size)
 
         async def once(store: Any, path: str) -> memoryview:
+            # Without a range for all of it: some web servers send only whole files.
             part: Any = {} if is_all else {"range": (start, stop)}
             answer = await obstore.get_async(store, path, options=part)
             content, size = memoryview(await answer.bytes_async()), answer.meta["size"]
@@ -275,6 +277,7 @@ class Fetcher:
 
     async def _fetch(self, item: Object, blocks: range) -> None:
         """Bring neighbouring blocks, and give them to those who wait for them."""
+        # Readers wait for futures and not for this request: they may want other blocks, too.
         futures = [self._due[item.entry, block] for block in blocks]
         try:
             start, stop = blocks.start * BLOCK, min(blocks.stop * BLOCK, item.size)
@@ -294,6 +297,7 @@ class Fetcher:
         finally:
             for block in blocks:
                 del self._due[item.entry, block]
+            # After an error as well, or the requests behind it would wait for ever.
             self._free += 1
             self._begin()
 
@@ -365,15 +369,17 @@ class Fetcher:
                     self._want(item, block)
         self._begin()
 
-    async def send(self, folder: Path, names: Sequence[str], last: str, address: str) -> None:
-        """Copy files of a folder to an address, `last` after all others.
+    async def send(
+        self, folder: Path, names: Sequence[str], last: str, address: str, key: str
+    ) -> None:
+        """Copy files of a folder to the address at a key, `last` after all others.
 
         Raises:
             ConfigError: other files are there.
         """
         if other := sorted({name for name, *_ in await self.files(address)} - {*names}):
             reason = f"{address!r} holds other files ({other[0]!r}); give an empty folder"
-            raise ConfigError(reason)
+            raise ConfigError(Problem(key, reason))
         for name in [*names, last]:
             # In parts, several at a time, where the file is large; it appears when all are there.
             async def put(store: Any, path: str, name: str = name) -> None:

@@ -168,6 +168,7 @@ class RecordFiles:
 
     def _read(self, file: int, start: int, stop: int) -> bytes:
         """Bytes start .. stop-1 of a file of this machine."""
+        # Opened anew, for 10 us: a kept descriptor would share its position with forks and threads.
         with local_file(self.addresses[file]).open("rb", 0) as opened:
             status = os.fstat(opened.fileno())
             opened.seek(start)
@@ -312,6 +313,7 @@ def expand_braces(pattern: str) -> list[str]:
         if {"{", "}"} & {*pattern}:
             raise ConfigError(Problem("dataset.root", f"{pattern!r}: its braces do not match"))
         return [pattern]
+    # There is no whole pair before the first one, but there may be half of one, which is refused.
     (before,) = expand_braces(pattern[: match.start()])
     ends, width = expand_braces(pattern[match.end() :]), 0
     values: Sequence[object] = match[1].split(",")

@@ -1,4 +1,12 @@
-"""Where the samples of tar archives lie, so that any of them can be read alone.
+"""The samples of tar archives, and where they lie, so that any of them can be read alone.
+
+    digits/000017.jpg       sample "digits/000017", part "jpg"
+    digits/000017.seg.png   the same sample, part "seg.png"; up to the last dot: another sample
+    digits/000017.cls       the same sample, part "cls"
+
+Files that stand next to each other and share a name up to its first dot are a sample. Files without
+an ending, and those that begin with a dot (as macOS adds to archives), are left out. Links, devices
+and sparse files are refused. Nothing is extracted.
 
     python -m penstock.addons.tars.index FOLDER    writes NAME.tar.index beside each archive
 
@@ -15,26 +23,121 @@ Cost: 60 us a sample of two files, to write, and 80 bytes to keep.
 
 from __future__ import annotations
 
+import gzip
 import io
+import tarfile
 import zipfile
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.addons.storage import index
 from penstock.addons.storage.files import RecordFiles, Spans
-from penstock.addons.tars.archive import HEADER, PLAIN, Dots, Sample, read_samples
 from penstock.datasets.files import open_root
 from penstock.errors import DataError
 from penstock.files.disk import write_atomically
 from penstock.order.keys import IntArray
 from penstock.terminal import watched
 
+Dots = Literal["first", "last"]  # at which the name of a sample ends
+PLAIN = (".tar",)
+COMPRESSED = (".tar.gz", ".tgz")
 SUFFIX = ".index"
+HEADER = 512  # bytes before the content of a file
+_TAIL = 1 << 16  # bytes of zeros that may end an archive
+
 Index = Mapping[str, npt.NDArray[Any]]
+
+
+class Sample(NamedTuple):
+    """The files of one name."""
+
+    number: int  # among the samples of its archive, from 0
+    key: str
+    parts: dict[str, Any]  # ending -> first and one past last byte in the archive, or content
+
+
+def read_samples(name: str, file: IO[bytes], dots: Dots) -> Iterator[Sample]:
+    """The samples of an archive, in order: of a compressed one with their content.
+
+    Args:
+        name: for messages; its ending tells whether it is compressed.
+
+    Raises:
+        DataError: the archive is cut off or damaged, a member is no plain file, a part occurs
+            twice, or the files of a sample do not stand together. Names archive and member.
+    """
+    keeps, number, where = name.lower().endswith(COMPRESSED), 0, repr(name)
+    current: Sample | None = None
+    # Hashes of keys: 30 bytes each, where an archive has millions of samples.
+    seen = set[int]()
+    opened: Any = gzip.GzipFile(fileobj=file) if keeps else file
+    try:
+        archive = tarfile.open(fileobj=opened, mode="r:")  # noqa: SIM115  # it holds no file
+        # Not `for`, which counts the members that the archive keeps.
+        while (member := archive.next()) is not None:
+            archive.members = []  # type: ignore[attr-defined]  # it would keep 1 kB of each
+            where, number = f"{name!r}, member {number} ({member.name!r})", number + 1
+            if member.isdir():
+                continue
+            if not member.isreg() or member.issparse():
+                raise DataError(
+                    f"{where} is a link, a device or a sparse file. Make the archive of plain ones."
+                )
+            key, ending = split_name(member.name, dots)
+            if not key:
+                continue
+            if current is None or key != current.key:
+                if current is not None:
+                    yield current
+                current = Sample(len(seen), key, {})
+                if hash(key) in seen:
+                    raise DataError(
+                        f"{where}: its sample occurred before. The files of a sample must be "
+                        "together, and every sample needs a name of its own: sort the names when "
+                        "you make the archive."
+                    )
+                seen.add(hash(key))
+            if ending in current.parts:
+                raise DataError(f"{where} occurs twice. Make the archive with every file once.")
+            span = member.offset_data, member.offset_data + member.size
+            current.parts[ending] = span
+            # A compressed archive cannot be read here and there later.
+            if keeps:
+                opened.seek(member.offset_data)
+                current.parts[ending] = opened.read(member.size)
+        # tarfile takes a damaged header for the end, and a missing end for one.
+        opened.seek(archive.offset)
+        tail = opened.read(_TAIL)
+    # The last three are gzip's: not compressed, cut off, damaged.
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise DataError(
+            f"{where}: {error}: it is no tar archive, or it was cut off or damaged. Copy or make "
+            "it again."
+        ) from error
+    if len(tail) < HEADER or tail.strip(b"\0"):
+        raise DataError(
+            f"{name!r}, member {number}: at byte {archive.offset} is neither the header of a file "
+            "nor the end of the archive: it was cut off or damaged, or archives were joined by "
+            "cat. Copy or make it again, or keep them in files of their own."
+        )
+    if current is not None:
+        yield current
+
+
+def split_name(name: str, dots: Dots) -> tuple[str, str]:
+    """Key and ending of a file's name, empty for one that belongs to no sample."""
+    folder, slash, base = name.rpartition("/")
+    # A name that begins with a dot has no stem before it, wherever names end.
+    cut = base.partition if dots == "first" or base[:1] == "." else base.rpartition
+    stem, _, ending = cut(".")
+    if not stem or not ending:
+        return "", ""
+    return folder.removeprefix("./") + slash + stem if slash else stem, ending.lower()
 
 
 def make(files: RecordFiles, number: int, dots: Dots = "first") -> Index:
@@ -42,6 +145,7 @@ def make(files: RecordFiles, number: int, dots: Dots = "first") -> Index:
     with files.open(number) as file:
         samples = [*read_samples(files.addresses[number], file, dots)]
     parts = [part for sample in samples for part in sample.parts.items()]
+    # Texts of a fixed width, which can be mapped; names within an archive are about as long.
     return {
         "keys": np.array(
             [sample.key.encode("utf-8", "surrogateescape") for sample in samples], "S"
@@ -58,6 +162,7 @@ def read(content: bytes, archive: str, size: int) -> Index:
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as opened:
             made = dict(opened)
+        # Files that lie one after the other, and end with the archive.
         bounds = made["spans"].reshape(-1)
         is_sound = (np.diff(bounds, prepend=0, append=made["size"]) >= 0).all()
         is_sound &= made["size"] == [size] and made["counts"].sum() == len(made["endings"])
@@ -75,6 +180,7 @@ class Places:
     """Where the samples of several archives lie, by the index of each."""
 
     def __init__(self, indexes: Sequence[Index]) -> None:
+        # Arrays: forked workers share them, and do not copy them by counting references.
         self.shards = np.cumsum([0, *(len(one["keys"]) for one in indexes)])
         self._keys, counts, self._endings, self._spans = (
             np.concatenate([one[name] for one in indexes])
@@ -100,13 +206,10 @@ class Places:
 
     def spans(self, rows: IntArray) -> Spans:
         """What samples are read from, the headers of their files included."""
+        # One span, as files of a sample stand together: one request, with 512 bytes more a file.
         shards = np.searchsorted(self.shards, rows, side="right") - 1
         last = self._parts[rows + 1] - 1
         return Spans(shards, self._spans[self._parts[rows], 0] - HEADER, self._spans[last, 1])
-
-    def fingerprint_parts(self) -> list[IntArray]:
-        """Where they lie, for a fingerprint."""
-        return [self._parts, self._spans]
 
 
 def write(folder: str) -> int:
@@ -120,6 +223,7 @@ def write(folder: str) -> int:
     if not len(files):
         raise DataError(f"{folder!r} is not a folder with .tar files")
     for number, address in enumerate(watched(files.addresses, len(files), f"indexing {folder}")):
+        # In memory first, so that an index beside an archive is whole or missing.
         content = io.BytesIO()
         np.savez(content, **make(files, number))  # type: ignore[arg-type]
         write_atomically(Path(address + SUFFIX), content.getvalue())

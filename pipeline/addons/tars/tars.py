@@ -4,7 +4,7 @@
     shard-000001.tar.gz     compressed ones are only streamed
     shard-000000.tar.index  where the samples of an archive lie, as `index` writes it
 
-`archive` says which files make up a sample, `fields` what they become. A sample of a plain archive
+`index` says which files make up a sample, `fields` what they become. A sample of a plain archive
 is one span, which its owner reads; of a compressed one it is the bytes themselves.
 
 Cost: 60 us a sample of two files to find it, once, and 80 bytes to keep where it lies.
@@ -22,9 +22,10 @@ from torch.utils.data import Dataset, IterableDataset
 
 from penstock.addons.storage.arrays import CacheFolder
 from penstock.addons.storage.files import RecordFiles
-from penstock.addons.tars import archive, index
-from penstock.addons.tars.archive import COMPRESSED, HEADER, PLAIN, Dots
-from penstock.addons.tars.fields import NUMBERS, TEXTS, check_label, choose_fields, make_fields
+from penstock.addons.storage.rows import RowSplit
+from penstock.addons.tars import index
+from penstock.addons.tars.fields import NUMBERS, TEXTS, choose_fields, make_fields
+from penstock.addons.tars.index import COMPRESSED, HEADER, PLAIN, Dots
 from penstock.datasets.files import DataFile, Files
 from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, check_split
 from penstock.datasets.reading.image import Reader, check_reader
@@ -36,8 +37,7 @@ from penstock.terminal import watched
 if TYPE_CHECKING:
     import pandas as pd
 
-Record = tuple[int, archive.Sample]  # of a stream: the number of an archive, and a sample
-_PIECES = 16  # of 4 KiB of an archive that the fingerprint is made of
+Record = tuple[int, index.Sample]  # of a stream: the number of an archive, and a sample
 
 
 class Tars(FileDataset):
@@ -92,6 +92,7 @@ class Tars(FileDataset):
         is_stream = isinstance(self, IterableDataset)
         suffixes = (*PLAIN, *COMPRESSED) if is_stream else PLAIN
         self.files = RecordFiles.of(root, suffixes, files, split)
+        # Where one is compressed, no length is known, so the others need no index either.
         plain = all(name.lower().endswith(PLAIN) for name in self.files.names)
         # The index of an archive at an address costs all of it, which a stream reads in parts.
         self._places = (
@@ -99,7 +100,14 @@ class Tars(FileDataset):
             if is_stream and (self.files.is_remote or not plain)
             else (index.Places(self._indexes(cache_dir)))
         )
-        self._divide(val_fraction, split_seed, test_fraction)
+        val, test = self.files.shares(val_fraction, test_fraction)
+        is_all = self.files.whole or (self.files.divided and split == "train" and not test)
+        # Shares of the samples that validate and test, and the seed; None: this split has them all.
+        self._division = None if is_all else (val, test, split_seed)
+        if split == "test" and not (is_all or test):
+            reason = "is 0, and no archive is named test...: there is no test split"
+            raise ConfigError(Problem("dataset.test_fraction", reason))
+        self._divide()
         first = self._first()
         if first is None:
             raise DataError(
@@ -107,10 +115,10 @@ class Tars(FileDataset):
             )
         where, parts = self._parts(*first)
         self._whole = where if fields is None else ""  # the first sample, which others are like
-        self.fields = choose_fields(fields, [*parts], where, dots, split == "train")
+        self.fields = choose_fields(fields, [*parts], where, dots)
 
-    def _divide(self, val_fraction: float, seed: int, test_fraction: float) -> None:
-        """Which samples are of this split."""
+    def _divide(self) -> None:
+        """Find out which samples are of this split."""
         raise NotImplementedError
 
     def _first(self) -> Record | None:
@@ -129,15 +137,17 @@ class Tars(FileDataset):
                 size = int(self.files.sizes[shard])
                 indexes.append(index.read(content, self.files.addresses[shard], size))
                 continue
+            # "2" is the form of an index; what an older version has kept is left alone.
             key = hashlib.blake2b(
                 f"{self.files.key(shard)} {self._dots} 2".encode(), digest_size=12
             )
+            # Headers are read one by one: at an address, each block would be waited for.
             self.files.want(self.files.whole_of([shard]))
             make = partial(index.make, self.files, shard, self._dots)
             indexes.append(CacheFolder(cache_dir, key.hexdigest()).arrays("index", make))
         return indexes
 
-    def _parts(self, shard: int, sample: archive.Sample) -> tuple[str, dict[str, bytes]]:
+    def _parts(self, shard: int, sample: index.Sample) -> tuple[str, dict[str, bytes]]:
         """A sample's name for messages, and the content of its files.
 
         Raises:
@@ -152,25 +162,34 @@ class Tars(FileDataset):
             claim = f"it has {stop - start} bytes, headers and all"
             raise DataError(f"{where}: {self._limits.refusal('record_bytes', claim)}.")
         content, parts = bytes(self.files.at(shard, start, stop)), dict[str, bytes]()
+        # The header before a file repeats its size, in octal digits: an index of another archive of
+        # the same length would give wrong bytes, and no error.
         for ending, (first, last) in sample.parts.items():
             parts[ending] = content[first - start : last - start]
-            size = content[first - start - HEADER :][124:136].strip(b" \0")  # in octal
+            size = content[first - start - HEADER :][124:136].strip(b" \0")
             if size.lstrip(b"0") != b"%o" % (last - first) and last > first:
                 raise DataError(
                     f"{where}: its index is of another archive. Delete or write it again."
                 )
         return where, parts
 
-    def _sample(self, shard: int, sample: archive.Sample) -> Sample:
+    def _sample(self, shard: int, sample: index.Sample) -> Sample:
         where, parts = self._parts(shard, sample)
         given = parts, self.fields, self._whole, where, self.reader, self._limits, self.lazy
         made = make_fields(*given)
-        check_label(made.get("label"), self.classes, where)
+        label, count = made.get("label"), len(self.classes)
+        if count and isinstance(label, int) and not 0 <= label < count:
+            raise DataError(
+                f"{where}: label {label} is none of the {count} classes. Correct it, or name all "
+                "classes in dataset.classes."
+            )
         return made
 
-    def _field_parts(self) -> list[Part]:
-        fields = [f"{field.name} {' '.join(field.endings)}" for field in self.fields]
-        return [*fields, *["last dot"] * (self._dots == "last")]
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The fields, how samples are divided, and the archives: pieces of them if `sized`."""
+        parts: list[Part] = [type(self).__name__, self.reader, *self.classes, self._split]
+        parts += [str(self._division), str(self.fields), self._dots, *self.files.names]
+        return [*parts, self.files.sizes, *map(bytes, self.files.pieces())] if sized else parts
 
     def data_files(self) -> list[DataFile]:
         return self.files.data_files()
@@ -179,21 +198,16 @@ class Tars(FileDataset):
 class TarShards(Tars, IterableDataset[Record]):
     """A stream, of compressed archives, too; see `Tars`. A hash of its name divides the samples."""
 
-    def _divide(self, val_fraction: float, seed: int, test_fraction: float) -> None:
-        val, test = self.files.shares(val_fraction, test_fraction)
-        whole = self.files.whole or (self.files.divided and self._split == "train" and not test)
-        if self._split == "test" and not (whole or test):
-            reason = "is 0, and no archive is named test...: there is no test split"
-            raise ConfigError(Problem("dataset.test_fraction", reason))
-        self._division = None if whole else (val, test, seed)
+    def _divide(self) -> None:
         if self._places is not None:
-            own = [self._is_own(key) for key in self._places.names()]
-            self._rows = np.flatnonzero(own)
+            self._rows = np.flatnonzero([self._is_own(key) for key in self._places.names()])
 
     def _is_own(self, key: str) -> bool:
         """Whether a sample is of this split, by a keyed hash of its name; 1 us."""
         if self._division is None:
             return True
+        # By its name and not its number: a stream does not know how many there are, and samples
+        # that are added later move none.
         val, test, seed = self._division
         name = key.encode("utf-8", "surrogateescape")
         digest = hashlib.blake2b(name, digest_size=8, key=str(seed).encode()).digest()
@@ -234,26 +248,13 @@ class TarShards(Tars, IterableDataset[Record]):
             yield from map(self._places.sample, self._rows[slice(*bounds)].tolist())
             return
         with self.files.open(shard) as file:
-            for sample in archive.read_samples(self.files.addresses[shard], file, self._dots):
+            for sample in index.read_samples(self.files.addresses[shard], file, self._dots):
                 if self._is_own(sample.key):
                     yield shard, sample
 
     def decode(self, record: Record) -> Sample:
         """The sample of a raw record; DataError if a part is missing or damaged."""
         return self._sample(*record)
-
-    def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """The fields, the split and the archives: blocks of local ones, versions of remote ones."""
-        parts: list[Part] = ["tar_shards", self.reader, *self.classes, self._split]
-        parts += [str(self._division), *self._field_parts()]
-        for shard, name in enumerate(self.files.names):
-            parts.append(name)
-            if sized and self.files.is_remote:
-                parts += [str(self.files.sizes[shard]), self.files.versions[shard]]
-            elif sized:
-                parts += [int(self.files.sizes[shard])]
-                parts += map(bytes, self.files.sample(shard, _PIECES))
-        return parts
 
 
 class IndexedTars(Tars, Dataset[Sample]):
@@ -265,9 +266,10 @@ class IndexedTars(Tars, Dataset[Sample]):
 
     _places: index.Places
 
-    def _divide(self, val_fraction: float, seed: int, test_fraction: float) -> None:
-        total = len(self._places)
-        self._rows = self.files.rows(total, self._split, val_fraction, seed, test_fraction)
+    def _divide(self) -> None:
+        val, test, seed = self._division or (0.0, 0.0, 0)
+        total, split = len(self._places), self._split if self._division else "train"
+        self._rows = RowSplit(total, split, val, seed, test)
 
     def _first(self) -> Record | None:
         return self._record(0) if len(self) else None
@@ -287,16 +289,17 @@ class IndexedTars(Tars, Dataset[Sample]):
         import pandas as pd
 
         plain = {*NUMBERS, *TEXTS}
-        fields = [
-            field
-            for field in self.fields
-            if plain.issuperset(ending.rpartition(".")[2] for ending in field.endings)
-        ]
+        fields = {
+            name: endings
+            for name, endings in self.fields.items()
+            if plain.issuperset(ending.rpartition(".")[2] for ending in endings)
+        }
+        # Without images, which would take 100 times as long.
         rows = []
         for row in watched(range(len(self)), len(self), "reading samples of archives"):
             where, parts = self._parts(*self._record(row))
             rows.append(make_fields(parts, fields, "", where, self.reader, self._limits))
-        return pd.DataFrame(rows, columns=[field.name for field in fields])
+        return pd.DataFrame(rows, columns=[*fields])
 
     def path(self, row: int) -> str:
         """The archive of a row."""
@@ -305,13 +308,3 @@ class IndexedTars(Tars, Dataset[Sample]):
     def want(self, indices: IntArray) -> float:
         """Rows are read soon: fetch them ahead; their part of `files.ahead`."""
         return self.files.want(self._places.spans(self._rows.rows(indices)))
-
-    def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """The fields, the rows of this split, where samples lie, and pieces of the archives."""
-        parts: list[Part] = ["indexed_tars", self.reader, *self.classes, *self._field_parts()]
-        spread = np.linspace(0, len(self) - 1, min(len(self), 4096)).astype(np.int64)
-        parts += [*self.files.names, len(self), self._rows.rows(spread)]
-        if sized:
-            parts += [*self._places.fingerprint_parts(), self.files.sizes]
-            parts += map(bytes, self.files.pieces())
-        return parts
