@@ -40,7 +40,7 @@ _DOTS = (
 )
 _log = logging.getLogger(__name__)
 
-Fields = dict[str, tuple[str, ...]]  # field -> endings of its part; any of them will do
+Fields = dict[str, Sequence[str]]  # field -> endings of its part; any of them will do
 
 
 def choose_fields(
@@ -62,11 +62,12 @@ def choose_fields(
         ConfigError: two parts would be one field, a field would be a pickle, or names of samples
             seem to have dots in them.
     """
+    chosen: Sequence[tuple[str, Sequence[str]]]
     if fields is None:
-        chosen = [(_own_name(ending), (ending,)) for ending in parts]
+        chosen = [(_own_name(ending), [ending]) for ending in parts]
     else:
         chosen = [
-            (name, tuple(part.strip().lower() for part in (endings or name).split(";")))
+            (name, [part.strip().lower() for part in (endings or name).split(";")])
             for name, endings in fields.items()
         ]
     endings = [ending for _, own in chosen for ending in own]
