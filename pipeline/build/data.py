@@ -127,7 +127,8 @@ class DataParts:
         if node.get("vocabulary") == "dataset":
             from penstock.addons.tokens import byte_pairs
 
-            return byte_pairs.of_split(self.train, node)
+            dataset, key = self.train.dataset, self.train.cache_key(self.train.dataset)
+            return byte_pairs.with_vocabulary(node, dataset, key, self.config.cache_dir)
         if node.get("statistics") == "dataset":
             return {**node, "statistics": self._statistics}
         return node

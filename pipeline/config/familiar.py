@@ -241,6 +241,8 @@ GONE: dict[str, str] = {
     "data.split.files": "a dataset for each split: data.val_dataset, data.test_dataset",
     "dataset.fold": "set data.fold",
     "dataset.files.*": "set files.cache_dir, files.options ..., which all datasets share",
+    "dataset.append_eod": "end documents when they are written (Megatron's --append-eod)",
+    "dataset.eod": "write NAME.offsets.npy beside each file of tokens (docs/sequences.md)",
     "dataset.rows": "leave it out; a row of token files is a sequence of the .idx",
     "dataset.train": "dataset is the node of all splits, data.filter chooses its rows",
     "dataset.val": "set data.validate=false, data.val_filter or data.val_dataset",

@@ -52,7 +52,7 @@ KINDS = {
     ),
     "packs": lambda root, **more: Packed(root, **more),
     "tokens": lambda root, cache_dir="", **more: TokenFiles(
-        root, dtype="uint16", cache_dir=cache_dir, **EVERYTHING, **more
+        root, dtype="uint16", **EVERYTHING, **more
     ),
     "parquet": lambda root, **more: Parquet(root, **EVERYTHING, **more),
     "parquet_stream": lambda root, **more: ParquetStream(root, **EVERYTHING, **more),

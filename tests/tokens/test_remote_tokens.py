@@ -6,13 +6,11 @@ import pytest
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.datasets.files import Files
 from penstock.errors import DataError
-from tests import epochs
 from tests.support.store_server import InThread, Shelf
 from tests.tokens.test_token_files import write_pair
 
 pytest.importorskip("obstore")
 
-PATIENT = {"timeout": 30}  # where requests are counted: a busy machine may take seconds
 SEQUENCES = 60
 
 
@@ -40,12 +38,7 @@ def served(folder, **options):
 def opened(root, cache, files=None, **options):
     given = {"timeout": 1, **(files or {})}  # what ends too soon is waited for as long
     files = Files(cache_dir=str(cache), retries=8, first_wait=0.01, **given)
-    arguments = {"dtype": "uint16", "val_fraction": 0.0, "cache_dir": f"{cache}-tokens", **options}
-    return TokenFiles(str(root), files=files, **arguments)
-
-
-def digests(data, **workers):
-    return epochs.digests(data, 16, 6, **workers)
+    return TokenFiles(str(root), files=files, **{"dtype": "uint16", "val_fraction": 0.0, **options})
 
 
 def test_tokens_that_cannot_be_read_by_blocks_are_refused_as_on_a_disk(folder, tmp_path):

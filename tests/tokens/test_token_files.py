@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import struct
 
 import numpy as np
@@ -15,7 +16,7 @@ from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError, DataError, PenstockError
-from tests.program import run
+from tests.program import ROOT, run
 
 CODES = {"u1": 1, "i1": 2, "i2": 3, "i4": 4, "i8": 5, "u2": 8}
 DOCUMENTS = [[5, 1, 2], [3], [9, 9, 9, 9], [], [7, 8], [1]]  # sequences
@@ -47,8 +48,7 @@ def rows_of(data):
 
 
 def read(folder, **options):
-    options = {"val_fraction": 0.0, "cache_dir": str(folder.parent / "cache")} | options
-    return TokenFiles(str(folder), **options)
+    return TokenFiles(str(folder), **{"val_fraction": 0.0, **options})
 
 
 @pytest.mark.parametrize("kind", CODES)
@@ -62,7 +62,6 @@ def test_megatron_files_are_read_as_they_were_written(tmp_path, kind, modes):
     assert rows_of(data) == sequences
     assert data[0]["tokens"].dtype == torch.int64
     assert np.asarray(data.lengths).tolist() == [len(one) for one in sequences]
-    assert data.metadata["length"].tolist() == [len(one) for one in sequences]
     chosen = [29, 3, 3, 0]
     many = [one["tokens"].tolist() for one in data.__getitems__(chosen)]
     assert many == [sequences[row] for row in chosen]
@@ -72,9 +71,10 @@ def test_several_files_are_one_dataset_and_travel_to_workers(tmp_path):
     folder = write_pair(tmp_path / "a")
     write_pair(folder, "books", [[4, 4], [6]], [0, 1, 2], "i4")
     np.save(folder / "code.npy", np.array([1, 2, 3, 0, 4, 0, 5], np.uint32))
+    np.save(folder / "code.offsets.npy", np.array([0, 4, 6, 7]))
     (folder / "more.bin").write_bytes(np.array([8, 8, 70000], "<u4").tobytes())
     np.save(folder / "more.offsets.npy", np.array([0, 1, 3]))
-    data = read(folder, eod=0, dtype="uint32")
+    data = read(folder, dtype="uint32")
     rows = [[4, 4], [6], [1, 2, 3, 0], [4, 0], [5], [8], [8, 70000], *DOCUMENTS]
     assert rows_of(data) == rows
     assert [data.path(row).rpartition("/")[2] for row in (0, 2, 6, 12)] == [
@@ -91,7 +91,7 @@ def test_several_files_are_one_dataset_and_travel_to_workers(tmp_path):
     assert rows_of(only) == [*rows[:2], [8], [8, 70000]]
     assert only.fingerprint != data.fingerprint
     assert only.names_fingerprint() != data.names_fingerprint()
-    assert len(list(data.data_files())) == 7
+    assert len(list(data.data_files())) == 8
     assert rows_of(read(folder, tokens=["web.bin", "books.bin"])) == [*DOCUMENTS, *rows[:2]]
 
 
@@ -101,29 +101,19 @@ def test_offsets_say_where_documents_lie(tmp_path):
     np.save(tmp_path / "a.offsets.npy", np.array([0, 3, 3, 10], np.uint64))
     data = read(tmp_path)
     assert rows_of(data) == [[0, 1, 2], [], [3, 4, 5, 6, 7, 8, 9]]
-    ended = read(tmp_path, eod=99, append_eod=True, vocab_size=100)
-    assert rows_of(ended) == [[0, 1, 2, 99], [99], [3, 4, 5, 6, 7, 8, 9, 99]]
-    assert np.asarray(ended.lengths).tolist() == [4, 1, 8]
     into = np.full(9, -1)
-    three = [np.array(one) for one in ([0, 4, 7], [2, 0, 2], [5, 1, 0], [8, 3, 2])]
-    ended.read_tokens(into, *three)
-    assert into.tolist() == [8, 9, 99, -1, 1, 2, -1, 3, 4]
-    assert ended.facts == {"vocab_size": 100}
+    three = [np.array(one) for one in ([0, 4, 7], [2, 0, 1], [4, 1, 0], [7, 3, 0])]
+    assert data.read_tokens(into, *three).tolist() == [7, 3, 0]  # tokens of the whole rows
+    assert into.tolist() == [7, 8, 9, -1, 1, 2, -1, -1, -1]
+    assert read(tmp_path, vocab_size=100).facts == {"vocab_size": 100}
 
 
-def test_documents_are_looked_for_once(tmp_path):
-    folder = tmp_path / "a"
-    folder.mkdir()
-    np.save(folder / "a.npy", np.array([7, 7, 0, 0, 7, 0], np.uint16))
-    assert rows_of(read(folder, eod=0)) == [[7, 7, 0], [0], [7, 0]]
-    (kept,) = (tmp_path / "cache").glob("*/documents/offsets.npy")
-    before = kept.stat().st_mtime_ns
-    assert rows_of(read(folder, eod=0)) == [[7, 7, 0], [0], [7, 0]]
-    assert kept.stat().st_mtime_ns == before
-    np.save(kept, np.array([0, 1]))  # torn by a crash
-    assert rows_of(read(folder, eod=0)) == [[7, 7, 0], [0], [7, 0]]
-    with pytest.raises(DataError, match=r"dataset\.eod: .* has no token 9"):
-        read(folder, eod=9)
+def test_the_page_makes_offsets_of_tokens_that_end_documents(tmp_path, monkeypatch):
+    (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/sequences.md").read_text(), re.S)
+    monkeypatch.chdir(tmp_path)
+    np.array([7, 7, 50256, 50256, 7, 50256, 8], np.uint16).tofile("a.bin")
+    exec(lines, {"np": np})
+    assert rows_of(read(tmp_path, dtype="uint16")) == [[7, 7, 50256], [50256], [7, 50256], [8]]
 
 
 def test_splits_are_chosen_or_lie_in_files_of_their_own(tmp_path):
@@ -142,7 +132,7 @@ def test_splits_are_chosen_or_lie_in_files_of_their_own(tmp_path):
     ("where", "value", "message"),
     [
         ((0, 1), b"X", "begins with b'XMIDIDX"),
-        ((9, 17), struct.pack("<Q", 2), "version is 2"),
+        ((9, 17), struct.pack("<Q", 2), "its version is 2"),
         ((17, 18), b"\x07", "type of its tokens 7"),
         ((18, 26), struct.pack("<Q", 2**63), "9223372036854775808 sequences"),
         ((26, 34), struct.pack("<Q", 9), "9 entries of documents"),
@@ -174,10 +164,10 @@ def test_what_is_missing_or_wrong_is_named(tmp_path):
         read(folder, dtype="float32")
     with pytest.raises(DataError, match="has 5 bytes, no multiple of the 2 bytes"):
         read(folder, dtype="uint16")
-    with pytest.raises(ConfigError, match=r"dataset\.eod: nothing says where documents end"):
+    with pytest.raises(DataError, match=r"nothing says where documents end"):
         read(folder, dtype="uint8")
     np.save(folder / "x.offsets.npy", np.array([0, 6]))
-    with pytest.raises(DataError, match=r"bounds tokens 0 to 6, and '.*x\.bin' has 5"):
+    with pytest.raises(DataError, match=r"bounds \[0, 6\], and '.*x\.bin' 5 tokens"):
         read(folder, dtype="uint8")
     np.save(folder / "x.offsets.npy", np.array([0, 4, 2, 5]))
     with pytest.raises(DataError, match="row 1 of the file: its index places it at tokens 4 to 2"):
@@ -185,8 +175,6 @@ def test_what_is_missing_or_wrong_is_named(tmp_path):
     np.save(folder / "x.offsets.npy", np.array([0, 5]))
     with pytest.raises(DataError, match=r"has the token 53, and dataset\.vocab_size=53"):
         rows_of(read(folder, dtype="uint8", vocab_size=53))
-    with pytest.raises(ConfigError, match=r"dataset\.eod: say which token"):
-        read(folder, append_eod=True)
     np.save(folder / "x.offsets.npy", np.array([0.0, 5.0]))
     with pytest.raises(DataError, match=r"x\.offsets\.npy' cannot be read: it is float64"):
         read(folder, dtype="uint8")
@@ -211,7 +199,7 @@ def test_no_damage_does_more_than_a_message(tmp_path_factory, data):
     assert sum(map(len, found)) <= 20 * 11  # nothing that the file does not have
 
 
-def batches_of(folder, *overrides):
+def batches_of(folder, *overrides, hashed=False):
     config = penstock.compose(
         "dataset=token_files",
         f"dataset.root={folder}",
@@ -223,7 +211,7 @@ def batches_of(folder, *overrides):
         f"cache_dir={folder.parent / 'cache'}",
         *overrides,
     )
-    with DataParts(config).train.loader() as loader:
+    with DataParts(config).train.loader(hashed) as loader:
         return [dict(batch.items()) for batch in loader]
 
 
@@ -274,24 +262,18 @@ def same(ours, theirs):
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("split", ["never", "tail"])
 @pytest.mark.parametrize("padding", [["collate.pad_to=12", "collate.value=7"], []])
-def test_batches_read_into_place_are_those_of_their_samples(tmp_path, monkeypatch, split, padding):
+def test_batches_read_into_place_are_those_of_their_samples(tmp_path, split, padding):
     draw = np.random.default_rng(1)
     sequences = [draw.integers(0, 99, int(n)).tolist() for n in draw.integers(0, 20, 40)]
     folder = write_pair(tmp_path / "a", "web", sequences[:25], [0, 25])
     write_pair(folder, "books", sequences[25:], [0, 15], "i4")
     options = [f"sampler.split={split}", "collate.labels=true", *padding]
-    if split == "never":
-        options += ["dataset.eod=3", "dataset.append_eod=true", "dataset.vocab_size=99"]
+    options += ["dataset.vocab_size=99"] if split == "never" else []
     placed = batches_of(folder, *options)
     read = sum(int((batch["document_ids"] >= 0).sum()) for batch in placed)
-    assert read == sum(map(len, sequences)) + (40 if split == "never" else 0)
+    assert read == sum(map(len, sequences))
     same(placed, batches_of(folder, *options, "loader=threads"))
-    with monkeypatch.context() as patch:  # as where it was not built
-        patch.setattr("penstock.addons.tokens.flatten.native", None)
-        patch.setattr("penstock.addons.tokens.token_files.native", None)
-        same(placed, batches_of(folder, *options))
-    monkeypatch.setattr(Flatten, "reads", lambda *_: False)
-    same(placed, batches_of(folder, *options))
+    same(placed, batches_of(folder, *options, hashed=True))  # which reads sample by sample
 
 
 def test_a_row_that_cannot_be_read_into_place_is_named_or_left_out(tmp_path):
@@ -311,35 +293,6 @@ def test_generators_stand_where_they_stood(tmp_path):
     before = torch.get_rng_state()
     batches_of(folder)
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_what_c_is_handed_is_checked():
-    native = pytest.importorskip("penstock.native.tokens")
-    into, source, one = np.zeros(4, np.int64), np.arange(9, dtype=np.uint16), np.array([1])
-    native.gather(into, source, one, np.array([7]), np.array([2]))
-    assert into.tolist() == [0, 7, 8, 0]
-    for place, first, count in [
-        (3, 0, 2),
-        (-1, 0, 1),
-        (0, 8, 2),
-        (0, -1, 1),
-        (0, 0, -1),
-        (0, 2**63 - 1, 2),
-        (2**63 - 1, 0, 2),
-        (0, 0, 2**62),
-    ]:
-        with pytest.raises(ValueError, match="out of bounds"):
-            native.gather(into, source, *(np.array([n]) for n in (place, first, count)))
-    with pytest.raises(ValueError, match="differ in their length"):
-        native.gather(into, source, one, one, np.array([1, 1]))
-    for wrong in (into.astype(np.int32), into[::2], into.reshape(2, 2)):
-        with pytest.raises(ValueError, match=r"another type or shape|contiguous"):
-            native.gather(wrong, source, one, one, one)
-    with pytest.raises(ValueError, match="another type"):
-        native.gather(into, source.astype(float), one, one, one)
-    for edges in ([0, 5], [-1, 2], [3, 2]):
-        with pytest.raises(ValueError, match="out of bounds"):
-            native.lay_out(into, into.copy(), np.array(edges), one)
 
 
 def test_numbers_that_are_not_aligned_are_read(tmp_path):

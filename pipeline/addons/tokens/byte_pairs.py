@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from penstock.config import targets
 from penstock.datasets.files import generated_folder
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.order.keys import IntArray, hash64
@@ -27,8 +26,6 @@ from penstock.terminal import watched
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
-
-    from penstock.build.data import Split
 
 BEGIN = "<|begin|>"
 _MOST = 100_000  # texts that are learned from, spread evenly over the split
@@ -64,11 +61,9 @@ class BytePairs:
         try:
             content = Path(vocabulary).expanduser().read_text(encoding="utf-8")
             self._tokenizer = tokenizers.Tokenizer.from_str(content)
-        except OSError as error:
-            reason = error.strerror or error
-            raise DataError(f"the vocabulary {vocabulary!r} cannot be read: {reason}") from error
-        except Exception as error:  # of no class of its own
-            raise DataError(f"{vocabulary!r} is no tokenizer.json: {error}") from None
+        except Exception as error:  # the library's is of no class of its own
+            reason = "cannot be read as a tokenizer.json"
+            raise DataError(f"the vocabulary {vocabulary!r} {reason}: {error}") from None
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -88,16 +83,11 @@ class BytePairs:
         if not isinstance(text, str):
             has = ", ".join(f"{name} ({type(value).__name__})" for name, value in sample.items())
             raise DataError(f"BytePairs needs a text in the field {self.field!r}; there is {has}")
-        return self._with_tokens(sample, text)
-
-    def _with_tokens(self, sample: dict[str, Any], text: str) -> dict[str, Any]:
         encoding = self._encoded(text)
-        sizes = np.zeros(len(encoding.ids) + 1, np.int64)
-        sizes[1:] = _bytes_of(text, encoding)
         return {
             **sample,
             "tokens": torch.tensor([self.begin, *encoding.ids]),
-            "token_bytes": torch.from_numpy(sizes),
+            "token_bytes": torch.from_numpy(np.append(0, _bytes_of(text, encoding))),
         }
 
     def length(self, text: str) -> int:
@@ -160,25 +150,12 @@ def _tokenizers() -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         import tokenizers
-        import tokenizers.decoders
-        import tokenizers.models
-        import tokenizers.pre_tokenizers
-        import tokenizers.trainers
     except ImportError as error:
         raise ConfigError(
             f"byte pairs need tokenizers ({error}): pip install 'penstock-loader[text]', or take "
             "bytes: transform=text with kind=bytes"
         ) from error
     return tokenizers
-
-
-def of_split(split: Split, node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A step's node with the vocabulary of the texts of a split, if it is `BytePairs`."""
-    step = targets.resolve(node["_target_"], "transform")
-    if not isinstance(step, type) or not issubclass(step, BytePairs):
-        return node
-    fingerprint = split.cache_key(split.dataset)
-    return with_vocabulary(node, split.dataset, fingerprint, split.config.cache_dir)
 
 
 def with_vocabulary(

@@ -7,23 +7,17 @@ kernels use: `cu_seqlens` and `max_seqlen` for FlashAttention's functions of var
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.errors import ConfigError, Problem
+from penstock.files.limits import Count
 from penstock.loading.collate import Mismatch, Ragged, Sample, columns, plain, stack
 from penstock.loading.facts import unfiltered
 from penstock.order.keys import IntArray
-
-native: Any
-try:
-    from penstock.native import tokens as native
-except ImportError:  # not built
-    native = None
 
 IGNORED = -100  # label of a token that no loss counts, as for torch's cross entropy
 
@@ -62,11 +56,9 @@ class Flatten:
         tokens: str = "tokens",
         fields: Sequence[str] = (),
         labels: bool = False,
-        pad_to: int | None = None,
+        pad_to: Count | None = None,
         value: int = 0,
     ) -> None:
-        if pad_to is not None and pad_to < 1:
-            raise ConfigError(Problem("collate.pad_to", f"{pad_to}; allowed: 1 or more, or null"))
         self.tokens, self.fields, self.labels = tokens, tuple(fields), labels
         self.pad_to, self.value = pad_to, value
 
@@ -125,10 +117,8 @@ class Flatten:
             Mismatch: as `__call__`.
         """
         if parts is None:
-            stops = np.asarray(dataset.lengths[indices], dtype=np.int64)
-            starts, known = np.zeros_like(stops), stops
-        else:
-            starts, stops, known = parts[:, 0], parts[:, 1], parts[:, 2]
+            return self(dataset.__getitems__(indices.tolist()))
+        starts, stops, known = parts.T[:3]
         layout = self._layout(stops - starts, parts)
         total, padded = int(layout.edges[-1]), len(layout.spans) > len(stops)
         tokens = np.full(total, self.value) if padded else np.empty(total, np.int64)
@@ -165,7 +155,8 @@ class Flatten:
 
     def _places(self, tokens: Tensor, layout: Layout) -> dict[str, object]:
         """The fields that say where documents are."""
-        positions, documents = layout.numbers()
+        documents = np.repeat(layout.ids, layout.spans)
+        positions = np.arange(layout.edges[-1]) - np.repeat(layout.edges[:-1], layout.spans)
         batch = {
             "position_ids": self._shaped(torch.from_numpy(positions), layout),
             "document_ids": self._shaped(torch.from_numpy(documents), layout),
@@ -201,16 +192,6 @@ class Layout(NamedTuple):
     ids: IntArray
     edges: IntArray
     blocks: IntArray
-
-    def numbers(self) -> tuple[IntArray, IntArray]:
-        """Of each token its place in its document, and the number of that."""
-        if native is not None:
-            places, documents = np.empty((2, int(self.edges[-1])), np.int64)
-            native.lay_out(places, documents, self.edges, self.ids)
-            return places, documents
-        places = np.arange(self.edges[-1])
-        places -= np.repeat(self.edges[:-1], self.spans)
-        return places, np.repeat(self.ids, self.spans)
 
 
 def _ragged(name: str, values: Any) -> Ragged:
@@ -248,29 +229,34 @@ def _within(
     return np.where(stand_in, 0, starts), np.where(stand_in, room, stops)
 
 
-def document_mask(ids: Tensor, causal: bool = True) -> Tensor:
-    """True where the token of the third dimension may attend to that of the fourth."""
+def _allowed(ids: Tensor, causal: bool) -> tuple[Tensor, Callable[..., Tensor]]:
+    """The documents of tokens [B, T], and whether a query may attend to a key, by their places."""
     rows = ids if ids.ndim == 2 else ids[None]
-    size = rows.shape[1]
-    places = torch.arange(size, device=ids.device)
-    itself = places[:, None] == places[None, :]
-    same = (rows[:, :, None] == rows[:, None, :]) & ((rows[:, :, None] >= 0) | itself)
-    if causal:
-        same &= places[:, None] >= places[None, :]
-    return same[:, None]
+
+    def allowed(batch: Tensor, head: object, query: Tensor, key: Tensor) -> Tensor:
+        own = rows[batch, query]
+        # Padding attends to itself: a softmax over nothing is no number.
+        same = (own == rows[batch, key]) & ((own >= 0) | (query == key))
+        return same & (query >= key) if causal else same
+
+    return rows, allowed
+
+
+def document_mask(ids: Tensor, causal: bool = True) -> Tensor:
+    """True where the token of the third dimension may attend to that of the fourth.
+
+    Args:
+        ids: `document_ids`, int64[B, T] or [T].
+    """
+    rows, allowed = _allowed(ids, causal)
+    places = torch.arange(rows.shape[1], device=ids.device)
+    blocks = torch.arange(len(rows), device=ids.device)[:, None, None, None]
+    return allowed(blocks, None, places[:, None], places)
 
 
 def flex_mask(ids: Tensor, causal: bool = True, **options: Any) -> Any:
     """The same for `torch.nn.attention.flex_attention`; `options` go to `create_block_mask`."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    rows = ids if ids.ndim == 2 else ids[None]
-
-    def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        same = (rows[batch, query] == rows[batch, key]) & (
-            (rows[batch, query] >= 0) | (query == key)
-        )
-        return same & (query >= key) if causal else same
-
-    size = rows.shape[1]
+    (rows, allowed), size = _allowed(ids, causal), ids.shape[-1]
     return create_block_mask(allowed, len(rows), None, size, size, device=ids.device, **options)

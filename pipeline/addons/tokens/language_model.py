@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 INPUTS = ["tokens", "position_ids", "document_ids"]  # of a `LanguageModel`
 GIVEN, WRITTEN = 24, 40  # tokens of an example
-_LOOKED_AT = 500  # documents, for examples
 
 
 class LanguageModel(nn.Module):
@@ -155,20 +154,6 @@ def token_losses(logits: Tensor, following: Tensor) -> Tensor:
     return losses[goals != IGNORED]
 
 
-def document_losses(losses: Tensor, batch: Batch, labels: str = "labels") -> tuple[Tensor, Tensor]:
-    """The mean loss of each row of a batch that has one: its place, int64[n], and float64[n].
-
-    Args:
-        losses: of `token_losses`.
-    """
-    rows = batch["document_ids"][next_tokens(batch, labels) != IGNORED]
-    counts = torch.bincount(rows, minlength=len(batch.positions))
-    sums = torch.zeros(len(counts), dtype=torch.float64, device=losses.device)
-    sums.index_add_(0, rows, losses.double())
-    rows_found = counts.nonzero().squeeze(1)
-    return rows_found, sums[rows_found] / counts[rows_found]
-
-
 class LanguageModeling(Supervised):
     """The next token of each: cross entropy, a loss a token.
 
@@ -227,35 +212,31 @@ class LanguageModeling(Supervised):
 
     def by_sample(self, losses: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The mean loss of each row's tokens, of those that have one."""
-        if "document_ids" not in batch:
-            return losses[:0].long(), losses[:0]
-        return document_losses(losses, batch, self.target)
+        rows = batch["document_ids"][next_tokens(batch, self.target) != IGNORED]
+        counts = torch.bincount(rows, minlength=len(batch.positions))
+        sums = torch.zeros(len(counts), dtype=torch.float64, device=losses.device)
+        sums.index_add_(0, rows, losses.double())
+        found = counts.nonzero().squeeze(1)
+        return found, sums[found] / counts[found]
 
     def examples(
         self, model: nn.Module, dataset: Any, transform: Any, count: int
     ) -> list[Sequence[str]]:
         """How a document begins, how it continues, and what the model writes.
 
-        None without a tokenizer that can make text of tokens, or with other inputs than
+        Empty without a tokenizer that can make text of tokens, or with other inputs than
         `LanguageModel` takes.
         """
-        tokenizer = tokenizer_of(transform.steps)
+        tokenizer, rows = tokenizer_of(transform.steps), len(dataset)
         if not hasattr(tokenizer, "decode") or self.inputs != INPUTS:
             return []
-        rows, long_enough = len(dataset), {}
-        with scope():
-            for row in range(0, rows, max(1, rows // _LOOKED_AT)):
-                tokens = transform(dataset[row])["tokens"].tolist()
-                if len(tokens) >= GIVEN + WRITTEN:
-                    long_enough[row] = tokens
-        chosen = list(long_enough)[:: max(1, len(long_enough) // count)][:count]
-        if not chosen:
-            return []
-        beginnings = [long_enough[row][:GIVEN] for row in chosen]
         table: list[Sequence[str]] = [("row", "document", "continuation", "model")]
-        for row, written in zip(chosen, continued(model.eval(), beginnings, WRITTEN), strict=True):
-            parts = long_enough[row][:GIVEN], long_enough[row][GIVEN : GIVEN + WRITTEN], written
-            table.append((str(row), *map(tokenizer.decode, parts)))
+        with scope():
+            for row in range(0, rows, max(1, rows // count))[:count]:
+                tokens = transform(dataset[row])["tokens"].tolist()
+                begin, end = tokens[:GIVEN], tokens[GIVEN : GIVEN + WRITTEN]
+                written = continued(model.eval(), begin, WRITTEN)
+                table.append((str(row), *map(tokenizer.decode, (begin, end, written))))
         return table
 
     def constant(self, batches: Iterable[Batch], monitor: str = "loss") -> Tensor:
@@ -269,25 +250,24 @@ class LanguageModeling(Supervised):
 
 
 @torch.no_grad()
-def continued(
-    model: nn.Module, begin: Sequence[Sequence[int]], count: int, seed: int = 0
-) -> list[list[int]]:
-    """The `count` tokens that a model of `LanguageModel`'s inputs writes after each beginning.
+def continued(model: nn.Module, begin: Sequence[int], count: int, seed: int = 0) -> list[int]:
+    """The `count` tokens that a model of `LanguageModel`'s inputs writes after a beginning.
 
     They are drawn by its probabilities, sharpened a little, and only from those that make up the
     likelier nine tenths (Holtzman et al. 2020, "The curious case of neural text degeneration").
 
     Args:
-        begin: tokens of one document each, of one number.
+        begin: tokens of a document, one or more.
         seed: of the draws.
     """
     device, generator = next(model.parameters()).device, torch.Generator().manual_seed(seed)
     tokens = torch.tensor(begin, device=device)
     for _ in range(count):
-        places = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
-        logits = model(tokens, places, torch.zeros_like(tokens))[:, -1].float().cpu()
-        shares, ids = (logits / 0.8).softmax(-1).sort(-1, descending=True)
+        places = torch.arange(len(tokens), device=device)
+        logits = model(tokens, places, torch.zeros_like(tokens))[-1].float().cpu()
+        shares, ids = (logits / 0.8).softmax(-1).sort(descending=True)
         kept = shares.where(shares.cumsum(-1) - shares < 0.9, 0.0)
-        drawn = ids.gather(1, torch.multinomial(kept, 1, generator=generator))
-        tokens = torch.cat([tokens, drawn.to(device)], 1)
-    return [row[len(begin[0]) :] for row in tokens.tolist()]
+        drawn = ids[torch.multinomial(kept, 1, generator=generator)]
+        tokens = torch.cat([tokens, drawn.to(device)])
+    written: list[int] = tokens[len(begin) :].tolist()
+    return written

@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import ConfigError, DataError, Problem
+from penstock.errors import DataError
 from penstock.files.limits import Count
 from penstock.order.columns import column_of
 from penstock.order.keys import IntArray, hash64
@@ -68,11 +68,6 @@ class _Pieces(NamedTuple):
     def take(self, places: npt.NDArray[np.int64] | slice) -> _Pieces:
         return _Pieces(*(values[places] for values in self))
 
-    def between(self, first: int, last: int) -> _Pieces:
-        """Those in the blocks first .. last-1."""
-        start, stop = np.searchsorted(self.blocks, [first, last]).tolist()
-        return self.take(slice(start, stop))
-
 
 class SequencePacking(BatchStrategy):
     """Batches of blocks.
@@ -91,7 +86,6 @@ class SequencePacking(BatchStrategy):
         order: which rows an epoch has, and in which order; None: each once, at random.
 
     Raises:
-        ConfigError: a value is out of range.
         DataError: a length is negative, or a row is too long.
     """
 
@@ -112,18 +106,14 @@ class SequencePacking(BatchStrategy):
         long: Literal["cut", "refuse"] = "cut",
         order: Order | None = None,
     ) -> None:
-        for name, value in (("tokens", tokens), ("window", window)):
-            if value < 1:
-                raise ConfigError(Problem(f"sampler.{name}", f"{value}; allowed: 1 or more"))
         lengths: Any = column
         if isinstance(column, str):
             lengths = column_of(metadata, column, "column")
-        if lengths.dtype.kind not in "iu":
+        if lengths.dtype.kind not in "iu" or len(lengths) != length:
             raise DataError(
-                f"column {column!r} does not hold whole numbers, so rows cannot be packed by it"
+                f"column {column!r} does not hold a whole number for each of {length} rows, so "
+                "they cannot be packed by it"
             )
-        if len(lengths) != length:
-            raise DataError(f"{len(lengths)} lengths for {length} rows; packing needs one a row")
         self.order = order or Random(length, seed)
         self.seed, self.tokens, self.split, self.window = seed, tokens, split, window
         self.batch_size, self._drops = batch_size, tail == "drop"
@@ -131,7 +121,6 @@ class SequencePacking(BatchStrategy):
         # Replaced and never changed, as copies in other threads share them.
         self._packed: dict[tuple[int, int], _Pieces] = {}  # stretches, by epoch
         self._rest: dict[int, int] = {}  # by epoch: blocks behind all whole stretches
-        self._last: tuple[int, int, _Pieces] | None = None  # what `batch` and then `parts` ask for
         self._stretch = self._batches = _WHOLE  # positions and batches of all but the last
         if self.order.even and self.order.size(0) > _FEW[split]:
             self._lay_out()
@@ -183,9 +172,6 @@ class SequencePacking(BatchStrategy):
 
     def pieces(self, epoch: int, step: int) -> _Pieces:
         """The pieces of one global batch, whose blocks are numbered from 0."""
-        last_asked = self._last
-        if last_asked is not None and last_asked[:2] == (epoch, step):
-            return last_asked[2]
         stretch = min(step // self._batches, self.order.size(epoch) // self._stretch)
         packed = self._stretch_of(epoch, stretch)
         first = (step - stretch * self._batches) * self.batch_size
@@ -193,10 +179,9 @@ class SequencePacking(BatchStrategy):
         if (stretch + 1) * self._stretch <= self.order.size(epoch):
             numbers = step - stretch * self._batches + np.arange(2)
             first, last = (count_of(packed) * numbers // self._batches).tolist()
-        blocks = packed.between(first, last)
-        blocks = blocks._replace(blocks=blocks.blocks - first)
-        self._last = epoch, step, blocks
-        return blocks
+        start, stop = np.searchsorted(packed.blocks, [first, last]).tolist()
+        pieces = packed.take(slice(start, stop))
+        return pieces._replace(blocks=pieces.blocks - first)
 
     def _stretch_of(self, epoch: int, number: int) -> _Pieces:
         key = epoch, number
@@ -232,7 +217,8 @@ class SequencePacking(BatchStrategy):
             )
         row, starts, stops = whole_rows(lengths, self.tokens)
         blocks = best_fit(stops - starts, self.tokens)
-        blocks = shuffled(blocks, hash64(self.seed, "packed", epoch, start))
+        key, count = hash64(self.seed, "packed", epoch, start), int(blocks.max(initial=-1)) + 1
+        blocks = Permutation(max(count, 1), key)(np.arange(count))[blocks]
         order = np.lexsort((starts, row, blocks))
         pieces = _Pieces(start + row, rows[row], starts, stops, lengths[row], blocks)
         return pieces.take(order)
@@ -320,12 +306,6 @@ def cut_in_turn(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, I
 def count_of(pieces: _Pieces) -> int:
     """How many blocks there are, where they are numbered from 0."""
     return int(pieces.blocks[-1]) + 1 if len(pieces.blocks) else 0
-
-
-def shuffled(blocks: IntArray, key: int) -> IntArray:
-    """The numbers of blocks in a keyed order."""
-    count = int(blocks.max(initial=-1)) + 1
-    return Permutation(count, key)(np.arange(count))[blocks] if count else blocks
 
 
 def spread(pieces: _Pieces, least: int) -> _Pieces:
