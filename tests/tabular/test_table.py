@@ -175,6 +175,15 @@ def test_columns_are_what_they_are_said_to_be(tmp_path):
     assert Table(rare, "y", rare=2, val_fraction=0).encoding.categories["c"] == ["a", "b"]
 
 
+def test_categories_of_a_validation_file_are_those_of_training(tmp_path):
+    """Also where it has fewer of them, all of which look like numbers."""
+    (tmp_path / "a.csv").write_text("c,y\n" + "1.50,1\n+7,2\nnone at all,3\n" * 3)
+    (tmp_path / "b.csv").write_text("c,y\n+7,1\n1.50,2\n")
+    val = Table(str(tmp_path), "y", "val", "a.csv", "b.csv", kind="number")
+    assert val.encoding.categories == {"c": ["+7", "1.50", "none at all"]}
+    assert [int(sample["categories"]) for sample in (val[0], val[1])] == [2, 3]
+
+
 def test_another_file_validates_with_the_classes_of_the_first(tmp_path):
     data = frame()
     data.to_csv(tmp_path / "a.csv", index=False)

@@ -89,6 +89,7 @@ def _write(folder: Path, count: int, days: int, seed: int) -> None:
         size = float(np.exp(random.normal(4.5, 0.8)))
         week = 1 + 0.35 * random.normal(size=7)
         promotion = random.random(days) < 0.12
+        # Levels that wander and years that shift: a constant forecast is a poor one.
         drift = np.cumsum(random.normal(0, 0.006, days))
         year = 0.15 * np.sin(2 * np.pi * (np.arange(days) / 365 + random.random()))
         level = week[np.arange(days) % 7].clip(0.2) * np.exp(drift + year)

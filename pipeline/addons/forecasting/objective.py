@@ -36,6 +36,7 @@ class Mase(Metric):
 
     def update(self, predicted: Tensor, target: Tensor, naive_error: Tensor) -> None:
         """Forecasts and truth float[n, H, C], NaN where it is missing; naive errors float[n, C]."""
+        # In float64: a million small errors are summed.
         scaled = (predicted - target).double().abs() / naive_error.double()[:, None]
         there = scaled.isfinite()
         self.total += torch.where(there, scaled, 0.0).sum()
@@ -80,6 +81,7 @@ class Forecasting(Regression):
         return outputs * field(self, batch, "spread")[:, None] + self._location(batch)
 
     def measured(self, outputs: Tensor, batch: Batch) -> Mapping[str, tuple[Tensor, ...]]:
+        # Metrics of torchmetrics know no missing truth, so they get what is there as one long list.
         predicted, target = self.predictions(outputs, batch), self.targets(batch)
         there, errors = target.isfinite(), field(self, batch, "naive_error")
         known, own = (predicted[there], target[there]), (predicted, target)
@@ -101,6 +103,7 @@ class Forecasting(Regression):
             pairs = zip(past, target, strict=True)
             return [Rendered(past=before, future=after[:, 0]) for before, after in pairs]
         predicted = self.predictions(outputs, batch)
+        # The mean of a sample, over the steps whose truth is there.
         errors = (predicted - target).abs().nanmean((1, 2)).tolist()
         rows = zip(errors, past, target, predicted, strict=True)
         return [
@@ -122,10 +125,14 @@ class Forecasting(Regression):
             raise ConfigError(Problem("model", reason))
         scaled = self.goals(batch).reshape(target.shape)
         there = scaled.isfinite()
+        # The model's own output stands in for a missing truth: NaN times zero would still be NaN in
+        # the gradient.
         losses = self.criterion(outputs, torch.where(there, scaled, outputs.detach()))
+        # One number for a batch would count missing truth as well.
         if losses.shape != target.shape:
             reason = f"gives {in_shape(losses)}; it has to give a loss a value: reduction=none"
             raise ConfigError(Problem("objective.loss", reason))
+        # By the steps that are there: a window with half its truth counts as much as a whole one.
         of_samples: Tensor = (losses * there).sum((1, 2)) / there.sum((1, 2)).clamp_min(1)
         return of_samples
 
@@ -139,6 +146,7 @@ class SeasonalNaive(nn.Module):
     def __init__(self, season: int, horizon: int, num_values: int) -> None:
         super().__init__()
         self.values = num_values
+        # Beyond one season the last known season repeats.
         self.steps = [step % season - season for step in range(horizon)]
 
     def forward(self, past: Tensor, *others: Tensor) -> Tensor:
@@ -176,12 +184,14 @@ class DLinear(nn.Module):
         self.values, self.kernel = num_values, kernel
         self.trend, self.rest = nn.Linear(past, horizon), nn.Linear(past, horizon)
         for layer in (self.trend, self.rest):
+            # The first forecast is then the mean of the past, and not noise.
             nn.init.constant_(layer.weight, 1 / past)
             nn.init.zeros_(layer.bias)
         self.known = nn.Parameter(torch.zeros(num_values, num_known))
 
     def forward(self, past: Tensor, future: Tensor) -> Tensor:
         values = past[..., : self.values].transpose(1, 2)
+        # Repeated ends: zeros would bend the trend towards the mean there.
         around = self.kernel // 2
         trend = F.avg_pool1d(F.pad(values, (around, around), "replicate"), self.kernel, 1)
         forecast: Tensor = (self.trend(trend) + self.rest(values - trend)).transpose(1, 2)

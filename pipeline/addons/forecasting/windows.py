@@ -76,7 +76,9 @@ def series_of(
             a series has no name. The message names file, row and series.
     """
     texts = [""] * len(frame) if series is None else frame.texts(series)
+    # Sorted by name, so that the order of rows in the file changes no number of a series.
     names, codes = np.unique(np.array(texts), return_inverse=True)
+    # Stable: the rows of a series keep their order in the file, which has to be that of time.
     order = np.argsort(codes, kind="stable").astype(np.int64)
     bounds = np.searchsorted(codes[order], np.arange(len(names) + 1)).tolist()
     if frame.kind(time) == "number":
@@ -87,6 +89,8 @@ def series_of(
         wrong = np.isnat(times)
     for row in np.flatnonzero(wrong)[:1].tolist():
         raise frame.error(row, time, "is no time; times are dates, or whole numbers. Correct it")
+    if times.dtype.kind == "f":  # once none is missing
+        times = times.astype(np.int64)
     times = times[order]
     cells = np.stack([frame.numbers(name) for name in numbers], 1)[order]
     made = Series(names.tolist(), order, bounds, times, cells)
@@ -96,15 +100,18 @@ def series_of(
 
 def _check_steps(frame: Frame, series: Series, codes: IntArray, column: str) -> None:
     """Refuse a time that is not one step, or one month, after the time before it."""
+    # Where a series ends and the next begins there is no step.
     within, times = np.diff(codes) == 0, series.times
     steps = np.diff(times).astype(np.int64)
     if times.dtype.kind == "M" and len(times):
+        # Months have 28 to 31 days, and are steps of one length all the same.
         months = times.astype("datetime64[M]")
         since, until = times - months, (months + 1) - times
         # The same day and time of their months, or the last day of each.
         if (since == since[0]).all() or (until == until[0]).all():
             steps = np.diff(months).astype(np.int64)
     lengths, counts = np.unique(steps[within], return_counts=True)
+    # The commonest step: one gap does not make all others wrong.
     usual = lengths[counts.argmax()] if len(lengths) else 1
     for place in np.flatnonzero(within & ((steps != usual) | (steps <= 0)))[:1].tolist():
         before, row = series.order[place : place + 2].tolist()
@@ -183,6 +190,7 @@ class Windows(FileDataset, Dataset[Sample]):
         self._values = [values] if isinstance(values, str) else list(values)
         roles = {"time": [time], "series": [series] if series else [], "values": self._values}
         roles["known"] = list(known)
+        # A value that is known in advance as well would give the answer away.
         check_roles(roles)
         if season > past:
             reason = (
@@ -210,11 +218,14 @@ class Windows(FileDataset, Dataset[Sample]):
         if not parts["train"].any():
             reason = f"{val_fraction} and a gap of {gap} leave no step to train on"
             raise ConfigError(Problem("dataset.val_fraction", reason))
+        # By the training part alone, for every split alike.
         self._learn(parts["train"], scale)
         self.starts, self.codes = self._windows(parts[split], stride, split)
+        # Not scaled and not filled: metrics are on the scale of the file, and NaN counts nowhere.
         self._targets = cells[:, : len(self._values)].astype(np.float32)
         self._inputs = np.empty(cells.shape, np.float32)
         for code, (begin, end) in enumerate(pairwise(self.series.bounds)):
+            # Series by series: the last value of one is never carried on into the next.
             scaled = (cells[begin:end] - self.location[code]) / self.spread[code]
             self._inputs[begin:end] = _carried(scaled)
         self._reading = dict[str, Any](
@@ -235,7 +246,9 @@ class Windows(FileDataset, Dataset[Sample]):
         """Means, deviations and naive errors of each series, float64[S, C + K], by the training
         part; those of a series that has none of it are all series' together."""
         cells, count = self.series.cells, len(self._values)
+        # Of all series together, for those that have no training part, and for new ones.
         self._whole = whole = _moments(cells[training])
+        # Values stay as they are; what is known in advance is scaled in all cases.
         if scale == "none":
             whole[0][:count], whole[1][:count] = 0.0, 1.0
         shape = (len(self.series.names), 1)
@@ -244,9 +257,11 @@ class Windows(FileDataset, Dataset[Sample]):
         for code, (begin, end) in enumerate(pairwise(self.series.bounds)):
             own = cells[begin:end][training[begin:end]]
             for column in range(count):
+                # One value has no deviation.
                 if scale == "series" and np.isfinite(own[:, column]).sum() > 1:
                     mean, deviation = _moments(own[:, column : column + 1])
                     self.location[code, column], self.spread[code, column] = mean[0], deviation[0]
+                # Steps that are missing on either side are left out of the mean.
                 errors = np.abs(own[self.season :, column] - own[: -self.season, column])
                 error = errors[np.isfinite(errors)].mean() if np.isfinite(errors).any() else 0.0
                 # A season that repeats but for rounding would make any error a huge one.
@@ -266,6 +281,7 @@ class Windows(FileDataset, Dataset[Sample]):
         for begin, end in pairwise(self.series.bounds):
             places = begin + np.flatnonzero(inside[begin:end])
             longest = max(longest, len(places))
+            # A window has all its steps in one part, so none of validation is seen in training.
             starts.append(places[: max(len(places) - size + 1, 0) : stride])
         if inside.any() and longest < size:
             reason = (
@@ -274,6 +290,7 @@ class Windows(FileDataset, Dataset[Sample]):
                 f"dataset.{'test' if split == 'test' else 'val'}_fraction"
             )
             raise ConfigError(Problem("dataset.past", reason))
+        # Windows of one series stand together, in the order of time.
         codes = np.repeat(np.arange(len(starts)), [*map(len, starts)])
         return np.concatenate(starts).astype(np.int64), codes.astype(np.int64)
 
@@ -367,6 +384,7 @@ class Ahead(FileDataset, Dataset[Sample]):
         frame = read_frame(root, {"root": wanted}, wanted, texts=texts, files=files, **how)
         self._name = frame.name
         self.series = series_of(frame, time, series, numbers, learned["date_format"])
+        # By name and not by position: another file may have fewer series, or more.
         codes = {name: code for code, name in enumerate(learned["names"])}
         new = [name for name in self.series.names if name not in codes]
         if new:
@@ -384,7 +402,10 @@ class Ahead(FileDataset, Dataset[Sample]):
         cells, last = self._cells(index)
         count, known = len(self._learned["values"]), self._learned["known"]
         name = f"series {self.series.names[index]!r}"
+        # Rows behind the last value say what is known of the steps to forecast.
         ahead = cells[last : last + horizon, count:]
+        # Raised where the sample is read: one series that is too short leaves the others a
+        # forecast.
         if last < past:
             raise DataError(
                 f"{name} has {last} steps with a value, and a forecast needs {past} (dataset.past)"
@@ -396,6 +417,7 @@ class Ahead(FileDataset, Dataset[Sample]):
                 f"{name}: {', '.join(known)} must be known of the {horizon} steps to forecast; add "
                 "rows without a value behind its last one"
             )
+        # As in training: the model knows scaled numbers only.
         location, spread = self.location[index], self.spread[index]
         scaled = _carried((cells[:last] - location) / spread)[-past:]
         if not known:
@@ -411,6 +433,7 @@ class Ahead(FileDataset, Dataset[Sample]):
     def _cells(self, index: int) -> tuple[Floats, int]:
         """The numbers of a series, and how many steps it has up to its last value."""
         cells = self.series.cells[slice(*self.series.bounds[index : index + 2])]
+        # Several values may end at different steps; the last of any counts.
         there = np.isfinite(cells[:, : len(self._learned["values"])]).any(1)
         return cells, int(np.flatnonzero(there)[-1]) + 1 if there.any() else 0
 
@@ -434,7 +457,9 @@ def _parts(
     times: npt.NDArray[Any], val_fraction: float, test_fraction: float, gap: int
 ) -> dict[str, npt.NDArray[np.bool_]]:
     """The places of each split, bool[N]; all series are cut at the same times."""
+    # All series are cut at the same time: else one would tell another what comes.
     steps, places = np.unique(times, return_inverse=True)
+    # The last steps are the test, and those before them validate, as forecasts are made in use.
     test = len(steps) - val_count(len(steps), test_fraction)
     val = max(test - val_count(len(steps), val_fraction), 0)
     ends = [end - gap if end < len(steps) else end for end in (val, test)]
@@ -447,6 +472,7 @@ def _parts(
 
 def _moments(cells: Floats) -> tuple[Floats, Floats]:
     """Mean and deviation of each column, of what is there; 0 and 1 where that says nothing."""
+    # Sums in place of numpy.nanmean, which warns of columns without a value.
     there = np.isfinite(cells)
     count = np.maximum(there.sum(0), 1)
     mean = np.where(there, cells, 0).sum(0) / count
@@ -460,6 +486,7 @@ def _carried(values: Floats) -> Floats:
     if not missing.any():
         return values
     rows = np.where(missing, 0, np.arange(len(values))[:, None])
+    # The position of the last value that is there, by column.
     rows = np.maximum.accumulate(rows, axis=0)
     filled: Floats = np.nan_to_num(np.take_along_axis(values, rows, axis=0))
     return filled

@@ -104,6 +104,7 @@ def _write(folder: Path, count: int, size: int, seed: int) -> None:
 
     rows = []
     for number in watched(range(count), count, "drawing scenes"):
+        # A key for each scene, so that it does not depend on those before it.
         picture, row = scene(size, np.random.default_rng(hash64(seed, "scene", number)))
         rows.append({"path": f"scene_{number:06d}.jpg", **row})
         picture.save(folder / rows[-1]["path"], quality=92)
@@ -114,6 +115,7 @@ def scene(size: int, random: np.random.Generator) -> tuple[Image, dict[str, str]
     """A picture, and what the table says of it."""
     from PIL import Image, ImageDraw  # which only drawing needs
 
+    # Reduced at the end, which makes smooth edges; ImageDraw itself draws steps.
     large = size * _FINER
     picture = Image.fromarray(_background(large, random))
     draw = ImageDraw.Draw(picture)
@@ -121,6 +123,8 @@ def scene(size: int, random: np.random.Generator) -> tuple[Image, dict[str, str]
     shapes, words, angles = [], [], []
     for place in (0.27, 0.73):
         shape, color, scale = (str(random.choice(list(kind))) for kind in (CORNERS, COLORS, SIZES))
+        # Draws stand in one order, whatever comes of them: a larger count begins with the same
+        # scenes.
         along, across = place + random.uniform(-0.05, 0.05), random.uniform(0.28, 0.72)
         centre = (across, along) if above else (along, across)
         angle = float(random.uniform(0, 360))

@@ -130,6 +130,7 @@ class ImageTable(FolderDataset):
         }
         roles |= {"group": [group], "split_column": [split_column], "numbers": numbers or ()}
         named = {key: [name for name in names if name] for key, names in roles.items()}
+        # These are names even where all cells of a CSV look like numbers: 0001 is no 1.
         texts = [path, label, labels, caption]
         folder = open_root(root, f"the table {table!r}", files)
         frame = read_frame(
@@ -162,9 +163,12 @@ class ImageTable(FolderDataset):
                 self.classes = [*labels]
                 flags = np.stack([_flags(frame, column) for column in labels], 1)
             self.fields["labels"] = np.array(flags, np.float32)
+            # A row of several labels has no class of its own to be divided by.
             strata = _rarest(self.fields["labels"])
         if numbers:
             made = np.stack([frame.numbers(column) for column in numbers], 1)
+            # A missing number is NaN, and no comparison holds for it. Compared before the cast,
+            # which would make infinity of what is too large.
             for row, place in np.argwhere(~(np.abs(made) <= np.finfo(np.float32).max))[:1].tolist():
                 raise frame.error(
                     row, numbers[place], "is no float32. Correct it, or remove the row"
@@ -183,11 +187,14 @@ class ImageTable(FolderDataset):
             together = names if group is None else frame.texts(group)
             shares = val_fraction, test_fraction
             chosen = _divided(together, split, shares, split_seed, strata)
+        # Bytes: names of files need not be text.
         encoded = np.array([os.fsencode(name) for name in names])
+        # In the order of paths, so that another order of the table changes no sample.
         by_name = np.argsort(encoded, kind="stable")
         self.rows: IntArray = by_name[chosen[by_name]]
         self.names = encoded[self.rows]
         self.fields = {name: values[self.rows] for name, values in self.fields.items()}
+        # Of this split only; workers share it, as it is never written to.
         self._table = frame.table.take(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
@@ -199,8 +206,10 @@ class ImageTable(FolderDataset):
         """The table's entries for a sample."""
         sample: Sample = {name: values[index] for name, values in self.fields.items()}
         if "label" in sample:
+            # A whole number of Python, as the samples of all datasets have for a class.
             sample["label"] = int(sample["label"])
         for name in {"labels", "numbers"} & sample.keys():
+            # A copy: a transform may write to its sample, and the table stays.
             sample[name] = torch.from_numpy(sample[name].copy())
         return sample
 
@@ -240,6 +249,7 @@ class ImageTable(FolderDataset):
                 wrong = f"is already in row {rows[name]}. Remove one of the rows, or set "
                 wrong += "dataset.repeated=true if a file may be in several"
                 raise frame.error(row, path, wrong)
+        # One listing a folder, and no look at each file: by much the faster on a network's disk.
         missing = self.folder.first_missing(names)
         if missing is not None:
             where = self.folder.path(names[missing])
@@ -267,8 +277,10 @@ def _classes(
     """The classes: those that are given, or else all names that the rows have."""
     found = {name for names in rows_of for name in names}
     made = sorted(found) if classes is None else [*map(str, classes)]
+    # Before the arrays that have a column a class.
     check_classes(len(made), f"{frame.name!r}, column {column!r}", limits)
     if other := found.difference(made):
+        # The first such row, for the message; of all rows only if there is one.
         row = next(row for row, names in enumerate(rows_of) if other.intersection(names))
         raise frame.error(row, column, f"is none of the classes {', '.join(made[:8])}")
     return made
@@ -276,6 +288,7 @@ def _classes(
 
 def _rarest(labels: npt.NDArray[np.float32]) -> IntArray:
     """The rarest label of each row, int64[N]; the number of classes where it has none."""
+    # The added column is that of no label, and counts as the commonest: any label is rarer.
     counts = np.append(labels.sum(0), len(labels) + 1)
     present = np.append(labels, np.ones((len(labels), 1), np.float32), axis=1) > 0
     rarest: IntArray = np.where(present, counts, np.inf).argmin(1).astype(np.int64)

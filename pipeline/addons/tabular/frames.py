@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 Kind = Literal["number", "category", "date"]
 Floats = npt.NDArray[np.float64]
 
+# Pandas takes these for missing everywhere, also among names, where NA is Namibia.
 MARKS = ("NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "#N/A", "<NA>", "NaT")
 FRAME = "frame"  # the name of one of pandas, in messages
 _DATE = r"^\d{4}-\d\d?-\d\d?([T ]\d\d?:\d\d.*)?$"
@@ -74,6 +75,8 @@ class Frame:
             return "date"
         if not is_text(cells.type):
             return "category" if pa.types.is_boolean(cells.type) else "number"
+        # Of the first cells, so that one mistake below makes an error that names its row, instead
+        # of categories by the hundred.
         texts = _without(cells, self.marks).drop_null()[:200]
         if not len(texts):
             return "number"
@@ -88,11 +91,14 @@ class Frame:
         import pandas as pd
 
         cells = self.table[column]
+        # Pandas tells which cell is no number; a cast of Arrow only says that one is none.
         if is_text(cells.type) or pa.types.is_temporal(cells.type):
             texts = _numeric(cells.cast(pa.large_string()), self.marks, self.decimal).to_pandas()
             values = pd.to_numeric(texts, errors="coerce").to_numpy(np.float64)
             self._check(column, np.isnan(values) & texts.notna().to_numpy(), "is not a number")
         else:
+            # Unsafe: whole numbers above 2^53 round to their neighbours, which statistics do not
+            # mind.
             values = cells.cast(pa.float64(), safe=False).to_numpy()
         self._check(column, np.isinf(values), "is not finite")
         return values
@@ -109,8 +115,10 @@ class Frame:
         import pandas as pd
 
         cells = self.table[column]
+        # Arrow keeps instants in UTC, so a zone falls away without a change.
         if pa.types.is_temporal(cells.type):
             return cells.cast(pa.timestamp("us"), safe=False).to_numpy()
+        # Whole numbers such as 20260131 are texts to a format of strptime.
         texts = _without(cells.cast(pa.large_string()), self.marks).to_pandas()
         try:
             read = pd.to_datetime(texts, format=format or "ISO8601", errors="coerce", utc=True)
@@ -122,6 +130,7 @@ class Frame:
 
     def words(self, column: str) -> npt.NDArray[np.object_]:
         """A column as texts, object[N]; None where a value is missing."""
+        # Not a cast of Arrow, which writes true where Python and a CSV have True.
         return np.array([*map(_word, self.table[column].to_pylist())], dtype=object)
 
     def texts(self, column: str) -> list[str]:
@@ -186,6 +195,7 @@ def read_frame(
         for key, named in roles.items():
             for column in named:
                 if column not in names:
+                    # One column in all is the sign of another delimiter.
                     hint = "; is dataset.delimiter another one?" if len(names) == 1 else ""
                     reason = f"in {name!r} {no_column(column, names[:12])}{hint}"
                     raise ConfigError(Problem(f"dataset.{key}", reason))
@@ -193,6 +203,7 @@ def read_frame(
 
     def read(path: str) -> tuple[pa.Table, bool]:
         opened = TableFile(path, name, Csv(delimiter, True, encoding=encoding))
+        # Read in here: a file from an address may be gone from the cache afterwards.
         return opened.table(chosen(opened.schema.names)), opened.is_text
 
     if not isinstance(source, str) and not hasattr(source, "columns"):
@@ -202,12 +213,14 @@ def read_frame(
     else:
         whole, is_csv = source.set_axis([*map(str, source.columns)], axis=1), False
         try:
+            # Only the columns that are wanted: others may hold anything.
             table = pa.Table.from_pandas(whole[chosen([*whole])], preserve_index=False)
         except (pa.ArrowException, OverflowError) as error:
             raise DataError(f"{name}: {error}. Give that column one type, as texts.") from error
     made = dict[str, Any]()
     for column in table.column_names:
         cells = table[column]
+        # Categories of pandas, and of Arrow: also such as nobody has, and numbers that are names.
         if pa.types.is_dictionary(cells.type):
             cells = cells.cast(cells.type.value_type).cast(pa.large_string())
         if separator and is_list(cells.type) and is_text(cells.type.value_type):
@@ -217,9 +230,12 @@ def read_frame(
             cells = _without(trimmed, ["", *(marks if missing is not None else [])])
             if is_csv and column not in texts:
                 cells = _typed(cells, marks, decimal)
+        # Parquet tells NaN from null; pandas and a CSV do not.
         elif pa.types.is_floating(cells.type):
             cells = pc.if_else(pc.is_nan(cells), pa.scalar(None, cells.type), cells)
         elif not str(cells.type).startswith(_PLAIN):
+            # A column that nothing names is no mistake: tables have pictures and lists beside
+            # numbers.
             wrong = f"{name!r}, column {column!r} is {cells.type}, which is no number, text or date"
             if any(column in named for named in roles.values()):
                 raise DataError(f"{wrong}. Leave it out: dataset.exclude=[{column}].")
@@ -255,6 +271,7 @@ def _numeric(cells: pa.ChunkedArray, marks: Sequence[str], decimal: str) -> pa.C
 
 def _typed(cells: pa.ChunkedArray, marks: Sequence[str], decimal: str) -> pa.ChunkedArray:
     """The numbers of a column of a CSV; the same texts if not all are numbers."""
+    # Whole kinds first: as floats, numbers above 2^53 would become their neighbours.
     texts = _numeric(cells, marks, decimal)
     if not pc.any(pc.match_substring_regex(texts, _PADDED)).as_py():
         for kind in (pa.int64(), pa.uint64(), pa.float64()):
@@ -267,5 +284,6 @@ def _word(value: Any) -> str | None:
     """A category; whole numbers without a point, whatever their type."""
     if value is None:
         return None
+    # A column of whole numbers with gaps is one of floats in many files.
     is_whole = isinstance(value, (float, Decimal)) and value % 1 == 0
     return str(int(value) if is_whole else value)

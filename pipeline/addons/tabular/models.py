@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from penstock.addons.tabular.encoding import FIRST
+from penstock.addons.tabular.table import FIRST
 from penstock.loading.batch import Batch
 from penstock.training.objective import Loss, Regression
 
@@ -43,8 +43,10 @@ class TableMlp(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
+        # Half of the categories are enough to tell them apart, and fewer weights learn faster.
         widths = [min(width, (count + 1) // 2) for count in cardinalities]
         self.embeddings = nn.ModuleList(
+            # So that a vector has about the length of one scaled number.
             _embedding(count, size, size**-0.5)
             for count, size in zip(cardinalities, widths, strict=True)
         )
@@ -75,7 +77,9 @@ class TableLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_outputs))
         self.weight = nn.Parameter(torch.zeros(num_outputs, num_numbers))
         self.embeddings = nn.ModuleList(
-            _embedding(count, num_outputs, 0.0) for count in cardinalities
+            # From zero, as regression starts: the first forecast is the mean, or all classes alike.
+            _embedding(count, num_outputs, 0.0)
+            for count in cardinalities
         )
 
     def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
@@ -91,6 +95,8 @@ def _embedding(count: int, width: int, deviation: float) -> nn.Embedding:
     made = nn.Embedding(count, width)
     nn.init.normal_(made.weight, std=deviation)
     with torch.no_grad():
+        # Training rows hold no unknown category, so its row gets no gradient: noise there would
+        # stay.
         made.weight[:FIRST] = 0.0
     return made
 
@@ -116,6 +122,7 @@ class TableRegression(Regression):
         target_scale: Sequence[float],
     ) -> None:
         super().__init__(loss, metrics, inputs, target)
+        # No buffers: they are facts of the data, and stand in the manifest and not in checkpoints.
         self._mean, self._scale = torch.tensor(target_mean), torch.tensor(target_scale)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:

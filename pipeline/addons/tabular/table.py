@@ -4,26 +4,36 @@
     34,51200,basic,2024-03-01,no
     51,,family,2021-11-20,yes
 
-The table is read into memory whole (`frames.py`), encoded by what its training rows say
-(`encoding.py`), and kept as arrays: 4 bytes a number and 8 a category. Reading 100,000 rows of 10
-columns takes about a second for each split, and a sample 15 us; batches are gathered at once.
+    numbers       less their mean, by their deviation; a missing one is 0, the mean. Where training
+                  rows miss some, a flag says so in a column of its own, 1 for missing
+    dates         days since the mean date as a number, and where in the year, the week and (if any
+                  has a time) the day it lies, as sine and cosine; missing as for numbers
+    categories    0 for a missing one, 1 for one that training rows don't have, then a number for
+                  each value, by name
+
+`learned` reads training rows alone; `Encoding` then takes any rows. Samples are kept as arrays: 4
+bytes a number and 8 a category. Reading 100,000 rows of 10 columns takes about a second for each
+split, and a sample 15 us; batches are gathered at once.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import BaseModel
 from torch.utils.data import Dataset
 
 from penstock.addons.storage.files import data_file
+from penstock.addons.tables.kinds import is_text
 from penstock.addons.tables.read import exact
-from penstock.addons.tabular.encoding import FIRST, Encoding, learned
-from penstock.addons.tabular.frames import FRAME, Frame, Kind, check_roles, read_frame
+from penstock.addons.tabular.frames import FRAME, Floats, Frame, Kind, check_roles, read_frame
 from penstock.datasets.files import DataFile, Files
 from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
@@ -34,10 +44,167 @@ from penstock.transforms.statistics import scales
 if TYPE_CHECKING:
     import pandas as pd
 
+_log = logging.getLogger(__name__)
+
 TargetKind = Literal["auto", "class", "number"]
 WithoutTarget = Literal["refuse", "skip"]
 _FEW = 20  # different whole numbers of a target that are classes
 _OWN = ("row", "path", "predicted", "error")  # columns of a table of predictions
+MISSING, UNKNOWN, FIRST = 0, 1, 2  # indices of categories
+_MANY = 100  # texts, all different, that are names of rows and no categories
+_CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}  # days
+
+
+class Scaled(BaseModel):
+    """A column of numbers or dates: what its training rows say."""
+
+    name: str
+    is_date: bool
+    mean: float
+    scale: float
+    flagged: bool
+    daily: bool = False
+
+    def encoded(self, values: Floats) -> dict[str, Floats]:
+        """The numbers that it becomes, float64[N] each, by their names."""
+        # A missing value is still NaN here, and NaN in all that is computed from it.
+        missing = np.isnan(values)
+        made = {self.name: (values - self.mean) / self.scale}
+        for cycle in [*_CYCLES][: 2 + self.daily] if self.is_date else ():
+            # From the values and not from their differences to the mean: the same day of the year
+            # or week has the same angle in every table.
+            angle = values * (2 * np.pi / _CYCLES[cycle])
+            made[f"{self.name} sine of {cycle}"] = np.sin(angle)
+            made[f"{self.name} cosine of {cycle}"] = np.cos(angle)
+        # Zero is the mean of a number, and no day at all of a cycle: sine and cosine are never both
+        # 0.
+        made = {name: np.where(missing, 0.0, numbers) for name, numbers in made.items()}
+        flags = {f"{self.name} missing": missing.astype(np.float64)}
+        return made | flags if self.flagged else made
+
+
+class Encoding(BaseModel):
+    """All columns that a model gets; see the module. `model_dump` gives plain values.
+
+    Attributes:
+        numbers: columns of numbers and dates, in the order of the table.
+        categories: those of the training rows, by column.
+        date_format: of strptime; None: ISO 8601.
+    """
+
+    numbers: list[Scaled]
+    categories: dict[str, list[str]]
+    date_format: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the numbers, in order."""
+        return [name for column in self.numbers for name in column.encoded(np.zeros(0))]
+
+    def encoded(
+        self, frame: Frame, rows: IntArray, is_new: bool = False
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Numbers [n, F] and indices of categories [n, C] of rows of a table.
+
+        Args:
+            is_new: whether categories that training rows don't have are logged.
+
+        Raises:
+            DataError: a cell is no number, or no date.
+        """
+        columns = list[Floats]()
+        for column in self.numbers:
+            values = _values(frame, column.name, column.is_date, self.date_format)[rows]
+            columns += column.encoded(values).values()
+        indices = np.zeros((len(rows), len(self.categories)), np.int64)
+        for place, (name, known) in enumerate(self.categories.items()):
+            # Categories that training rows lack share one index: a model cannot learn more of them
+            # than that they are new, and its embedding has no place for them.
+            codes: dict[str | None, int] = {None: MISSING} | {
+                text: FIRST + number for number, text in enumerate(known)
+            }
+            texts = frame.words(name)[rows].tolist()
+            indices[:, place] = [codes.get(text, UNKNOWN) for text in texts]
+            # Validation rows of the same table have a few such by chance; those of another file may
+            # have another spelling of all of them.
+            new = Counter(text for text in texts if text not in codes)
+            if new and is_new:
+                wrong = "cells have categories that training rows don't have"
+                shown = ", ".join(sorted(map(repr, new))[:10]) + " ..." * (len(new) > 10)
+                _log.warning(
+                    "%s, column %r: %d %s: %s", frame.name, name, new.total(), wrong, shown
+                )
+        # In rows of C order, so that a batch is one gather of neighbouring bytes a row.
+        numbers = np.array(columns, np.float32).reshape(-1, len(rows)).T
+        return np.ascontiguousarray(numbers), indices
+
+
+def learned(
+    frame: Frame,
+    rows: IntArray,
+    kinds: Mapping[str, Kind],
+    chosen: Sequence[str],
+    rare: int,
+    date_format: str | None,
+) -> Encoding:
+    """The facts of a table's training rows.
+
+    Args:
+        rows: those that train.
+        kinds: of the columns, in order.
+        chosen: columns of categories that a person has named, of which any number may be.
+        rare: categories of fewer training rows count as unknown.
+
+    Raises:
+        DataError: a cell is no number, or no date.
+        ConfigError: nearly all texts of a column differ.
+    """
+    made = Encoding(numbers=[], categories={}, date_format=date_format)
+    for name, kind in kinds.items():
+        if kind != "category":
+            values = _values(frame, name, kind == "date", date_format)[rows]
+            made.numbers.append(_scaled(frame, name, values, kind == "date"))
+            continue
+        counts = Counter(text for text in frame.words(name)[rows] if text is not None)
+        # An embedding of names or numbers of rows learns each training row by heart, and validation
+        # rows are then all unknown: refused, unless a person asks for it.
+        if name not in chosen and len(counts) > max(_MANY, counts.total() // 2):
+            reason = (
+                f"column {name!r} of {frame.name!r} has {len(counts)} different texts in "
+                f"{counts.total()} rows, so a model learns nothing of it: leave it out, "
+                f"dataset.exclude=[{name}]; or name it in dataset.categories to keep it. If it has "
+                "numbers, say how they are written: dataset.missing, dataset.decimal"
+            )
+            raise ConfigError(Problem("dataset.categories", reason))
+        # By name and not by frequency, so that one more row moves no other index.
+        made.categories[name] = sorted(text for text, count in counts.items() if count >= rare)
+    return made
+
+
+def _values(frame: Frame, name: str, is_date: bool, date_format: str | None) -> Floats:
+    """Numbers of a column, or days since 1970, float64[N]; NaN where a value is missing."""
+    if not is_date:
+        return frame.numbers(name)
+    dates = frame.dates(name, date_format)
+    # Days and not seconds: float64 then holds microseconds exactly for ten thousand years.
+    days = (dates - np.datetime64("1970-01-01", "us")) / np.timedelta64(1, "D")
+    return np.where(np.isnat(dates), np.nan, days)
+
+
+def _scaled(frame: Frame, name: str, values: Floats, is_date: bool) -> Scaled:
+    present = values[~np.isnan(values)]
+    # Deviations from the first value: squares of dates or of large numbers would lose their digits.
+    shift = float(present[0]) if len(present) else 0.0
+    mean = shift + float((present - shift).mean()) if len(present) else 0.0
+    deviation = float((present - mean).std()) if len(present) else 0.0
+    # Floats of 32 bits differ from each other by rounding where those of 64 do not.
+    noise = 1e-6 if str(frame.table[name].type) == "float" else 1e-11
+    # A constant divided by its own rounding would be noise in training, and another value later
+    # any number of deviations away.
+    scale = float(scales(deviation, np.abs(present).max(initial=0.0), noise))
+    daily = is_date and bool((present % 1).any())
+    flagged = len(present) < len(values)
+    return Scaled(name=name, is_date=is_date, mean=mean, scale=scale, flagged=flagged, daily=daily)
 
 
 class Rows(FileDataset, Dataset[Sample]):
@@ -52,6 +219,7 @@ class Rows(FileDataset, Dataset[Sample]):
         is_new: whether categories that training rows don't have are logged.
     """
 
+    # The loader gathers a whole batch: 0.1 us a row and column, where samples cost 15 us each.
     fetches_batches = True
     kinds: ClassVar[dict[str, str]] = {}
 
@@ -78,6 +246,8 @@ class Rows(FileDataset, Dataset[Sample]):
     def about(self, index: int) -> dict[str, Any]:
         """The cells of a row as they stand in the file, for a table of predictions."""
         return {
+            # Columns that a table of predictions has by itself keep their names, those of the file
+            # give way.
             f"table/{name}" if name in _OWN or name.startswith("score/") else name: value
             for name, value in self.frame.plain(int(self.rows[index])).items()
         }
@@ -155,11 +325,14 @@ class Table(Rows):
         self._names = targets = [target] if isinstance(target, str) else list(target)
         roles = {"target": targets, "exclude": exclude}
         roles |= {"numbers": numbers, "categories": categories, "dates": dates}
+        # A target that is an input as well would be predicted by copying it.
         check_roles(roles)
+        # A person says that these are names, so 007 is not 7, whatever all cells look like.
         texts = [*categories, *dates, *(targets if kind == "class" or classes else [])]
 
         def read(file: str | None, columns: Sequence[str] | None) -> Frame:
             source = f"{root.rstrip('/')}/{file}" if isinstance(root, str) and file else root
+            # Targets are read beside the columns that a person chose for the model.
             wanted = None if columns is None else [*columns, *targets]
             named = roles | {"columns": columns or ()}
             return read_frame(source, named, wanted, exclude, texts, files, **self._format)
@@ -174,19 +347,25 @@ class Table(Rows):
             raise ConfigError(Problem("dataset.columns", "leaves no column for the model"))
         self.classes = _classes(frame, targets, kind, classes)
         rows, self._targets = _targets(frame, targets, self.classes, without_target)
+        # With a file for validation, every row of the first one trains, but for a test.
         share = 0.0 if val_file is not None else val_fraction
         labels = self._targets if self.classes else None
         training, own = (
             split_rows(len(rows), part, share, split_seed, labels, test_fraction)
+            # Training rows are known to every split: all are encoded by what these say.
             for part in ("train", split)
         )
         if not len(training):
             raise ConfigError(Problem("dataset.val_fraction", "leaves no row to train on"))
         self._learning = kinds, categories, rare, date_format
         known = learned(frame, rows[training], *self._learning)
+        # Before the targets of another file take their place.
         self._scale_targets(training)
         is_new = split == "val" and val_file is not None
+        # What was text in the first file is text in this one, where all cells may look like
+        # numbers: a category "1.50" would become "1.5", which training rows do not have.
         if is_new:
+            texts += [name for name in kinds if is_text(frame.table[name].type)]
             frame = read(val_file, list(kinds))
             rows, self._targets = _targets(frame, targets, self.classes, without_target)
             own = np.arange(len(rows))
@@ -194,6 +373,7 @@ class Table(Rows):
         super().__init__(frame, rows[own], known, files or Files(), is_new)
 
     def __getitem__(self, index: int) -> Sample:
+        # A whole number, as classes of all datasets are: collating makes int64 [B] of it.
         sample = super().__getitem__(index)
         return {**sample, "target": int(sample["target"])} if self.classes else sample
 
@@ -210,6 +390,7 @@ class Table(Rows):
 
     def _scale_targets(self, rows: IntArray) -> None:
         """Mean and deviation of each target that is a number, of rows that train."""
+        # Classes have no scale, and leave both lists empty.
         values = self._targets[rows].reshape(len(rows), -1)[:, : 0 if self.classes else None]
         largest = np.abs(values).max(0)
         self.target_mean: list[float] = values.mean(0).tolist()
@@ -225,7 +406,9 @@ class Table(Rows):
         cls, root: str, learned: Mapping[str, Any], files: Files | None, limits: Limits
     ) -> Rows:
         """Rows of another table, which may lack the target, encoded by what training rows said."""
+        # These facts come from the manifest of the run: nothing is learned of the new rows.
         encoding = Encoding(**learned["encoding"])
+        # As texts: a new file may have only such names as look like numbers.
         texts = [*encoding.categories, *(of.name for of in encoding.numbers if of.is_date)]
         inputs = [*encoding.categories, *(of.name for of in encoding.numbers)]
         how = learned["format"]
@@ -267,6 +450,7 @@ class Table(Rows):
         """The identity of the samples: the facts of the training rows, and this split's arrays."""
         if not sized:
             return ["table", self.frame.name.rpartition("/")[2], *self._split]
+        # Not the file: the same rows from CSV and Parquet are the same data.
         about = [self.learned["encoding"], self.classes, self.target_mean]
         return ["table", json.dumps(about), self._numbers, self._categories, self._targets]
 
@@ -285,12 +469,16 @@ def _classes(
         if looks == "date":
             reason = f"{targets[0]!r} has dates, which are no target; give numbers or classes"
             raise ConfigError(Problem("dataset.target", reason))
+        # Few whole numbers are codes of classes more often than amounts; dataset.kind decides
+        # otherwise.
         values = np.unique(frame.numbers(targets[0])) if looks == "number" else np.zeros(0)
         present = values[~np.isnan(values)]
         if len(present) > _FEW or (present % 1).any():
             return []
     if classes is not None:
         return [*map(str, classes)]
+    # All rows and not only those that train: a class that only validation rows have is then a
+    # class that is never right, and no error in the middle of a run.
     texts = {*frame.words(targets[0])} - {None}
     try:
         return sorted(texts, key=lambda text: (int(text), text))  # whole numbers by size
@@ -305,8 +493,9 @@ def _targets(
     float64[n, K] of several."""
     if classes:
         texts = frame.words(names[0])
-        missing: npt.NDArray[np.bool_] = np.array([text is None for text in texts])
+        missing: Any = np.array([text is None for text in texts])
         codes: dict[str | None, int] = {text: code for code, text in enumerate(classes)}
+        # Rows without a target are taken out below, or refused.
         codes[None] = -1
         for row in np.flatnonzero([text not in codes for text in texts])[:1].tolist():
             wrong = f"is not one of the classes {', '.join(classes[:12])}"
