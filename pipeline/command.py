@@ -96,8 +96,10 @@ def _start(argv: list[str], trust: Sequence[str], config_dir: str | None) -> Non
         raise ConfigError(_no_option(option, argv) for option in unknown)
     before, folder = os.environ.get(targets.VARIABLE), args.config_dir or config_dir
     if not launch.is_of_ours():  # a rank suggests the command that its launcher was given
-        trusted = (("--trust", name) for name in (before, *args.trust))
-        typed = [*trusted, ("--config-dir", args.config_dir)]
+        typed = [
+            *(("--trust", name) for name in (before, *args.trust)),
+            ("--config-dir", args.config_dir),
+        ]
         os.environ[program.VARIABLE] = program.started(
             os.environ["PENSTOCK_SCRIPT"], [word for pair in typed if pair[1] for word in pair]
         )
@@ -110,6 +112,8 @@ def _start(argv: list[str], trust: Sequence[str], config_dir: str | None) -> Non
 
 def _run_hydra(args: Any, words: list[str]) -> None:
     """Let Hydra run the job or the jobs, or show what is asked for, once all is checked."""
+    if hydra.__version__.startswith("1.3."):  # before it runs, it would read +GROUP as 1.1 did
+        hydra.version.setbase("1.3")
     import_trusted()
     name, path, config, stack = args.config_name or "config", str(compose.CONF), None, ExitStack()
     shows = args.cfg or args.info or args.hydra_help
@@ -166,13 +170,17 @@ def _stored(name: str, made: DictConfig, words: Sequence[str]) -> Any:
 def _no_option(option: str, argv: Sequence[str]) -> Problem:
     """The problem of an unknown option; most are keys, written as other programs take them."""
     name, _, value = option.partition("=")
-    value = value or " ".join(argv).partition(f"{option} ")[2].partition(" ")[0] or "..."
-    way = (
-        familiar.advice(name)
-        or familiar.advice(name.strip("-"), value)
-        or "; keys stand without dashes, as in batch.size=32"
+    following = " ".join(argv).partition(f"{option} ")[2].partition(" ")[0]
+    return Problem(
+        name,
+        "there is no such option"
+        + (
+            familiar.advice(name)
+            or familiar.advice(name.strip("-"), value or following or "...")
+            or "; keys stand without dashes, as in batch.size=32"
+        )
+        + ". All are in --help",
     )
-    return Problem(name, f"there is no such option{way}. All are in --help")
 
 
 def import_trusted() -> None:

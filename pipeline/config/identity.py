@@ -41,8 +41,11 @@ def effects(
     for field_name, field in section.model_fields.items():
         name = field.alias or field_name
         effect = next((one for one in field.metadata if isinstance(one, Effect)), inherited)
-        kinds = field.annotation, *get_args(field.annotation)
-        inner = [kind for kind in kinds if hasattr(kind, "model_fields")]
+        inner = [
+            kind
+            for kind in (field.annotation, *get_args(field.annotation))
+            if hasattr(kind, "model_fields")
+        ]
         below = effects(inner[0], f"{above}{name}.", effect) if inner else {}
         by_key |= {**below, above + name: max(below.values(), default=effect)}
     return by_key

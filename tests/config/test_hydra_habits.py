@@ -18,6 +18,7 @@ FILES = {
     "own/sampler/mine.yaml": "_target_: penstock.order.samplers.Random\n",
     "own/experiment/recipe.yaml": "# @package _global_\nseed: 7\nhydra: {run: {dir: filed}}\n",
     "own/experiment/called.yaml": "# @package hydra.callbacks.mine\n_target_: my_package.Called\n",
+    "own/hydra/more/mine.yaml": "# @package _global_\nhydra: {job: {name: added}}\n",
     "own/primary.yaml": "defaults: [config, _self_]\nseed: 8\n",
     "my_package.py": (
         "from hydra.experimental.callback import Callback\nfrom omegaconf import OmegaConf\n"
@@ -51,6 +52,7 @@ SHOWN = {
         ("hydra.searchpath=[file://own]", "sampler=mine", "--cfg", "job"),
         r"samplers.Random",
     ),
+    "group of hydra's": ((*OWN, "+hydra/more=mine", "--cfg", "hydra"), r"^    name: added$"),
     "add": (("+dataset.more=1", "++seed=3", "--cfg", "job"), r"^  more: 1$", r"^seed: 3$"),
     "delete": (("~transform.train.flip", "--cfg", "job"), r"^transform:"),
     "package of a choice": (("+sampler@second=weighted", "--cfg", "job"), r"^second:\n  _target_:"),
