@@ -68,6 +68,7 @@ def own_cache(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def own_process():
     """What a command line sets for the rest of its process ends with a test that runs one."""
+    os.environ.pop("PENSTOCK_COMMAND", None)  # a fixture of a module ran a command line
     environment, path, words = dict(os.environ), list(sys.path), sys.argv
     yield
     os.environ.clear()
