@@ -105,7 +105,8 @@ def test_what_no_metric_gives_is_refused_before_the_first_step(tmp_path, capsys,
     more = "+objective.metrics.r={_target_: torchmetrics.regression.PearsonCorrCoef}"
     done = run(capsys, *of_targets((3,), told="false"), "+model.out_features=3", more)
     assert done.code == 2
-    assert "set objective.metrics.r.num_outputs=3" in done.err
+    assert "objective.metrics.r: PearsonCorrCoef does not take" in done.err
+    assert "`num_outputs` to match the second dimension of input, but got 1 and 3" in done.err
     done = run(
         capsys,
         *of_targets((3,)),

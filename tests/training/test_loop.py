@@ -238,12 +238,6 @@ def test_max_steps_ends_in_the_middle_of_an_epoch():
     assert "val/loss" in result.history[-1]
 
 
-def test_max_steps_counts_optimizer_steps():
-    seen = Seen()
-    run(observers=[seen], max_epochs=9, max_steps=2, accumulate=3)
-    assert len([event for event in seen.events if event[0] == "batch"]) == 6
-
-
 def test_the_reason_for_an_end_is_the_one_that_ended_it(tmp_path):
     """An observer that gives a reason in the last epoch has not ended the fit."""
     tired = Observer()
@@ -283,13 +277,6 @@ def test_observers_learn_in_order():
     assert end["samples_per_second"] == pytest.approx(22 / end["seconds"], rel=0.2)
 
 
-def test_the_mean_loss_of_an_epoch_weighs_samples_alike():
-    _, whole = run(loader(size=22), lr=0.0, max_epochs=1)
-    _, parts = run(loader(size=4), lr=0.0, max_epochs=1, log_every=2)
-    assert parts.history[0]["train/loss"] == pytest.approx(whole.history[0]["train/loss"])
-    assert parts.history[0]["val/loss"] == pytest.approx(whole.history[0]["val/loss"])
-
-
 @pytest.mark.thorough
 def test_dead_workers_of_both_splits_are_counted(tmp_path):
     train, val = (
@@ -298,14 +285,6 @@ def test_dead_workers_of_both_splits_are_counted(tmp_path):
     )
     _, result = run(train, val=val, max_epochs=2)
     assert [record["worker_deaths"] for record in result.history] == [2, 0]
-
-
-def test_milliseconds_are_of_a_sample():
-    data = loader()
-    _, result = run(data, max_epochs=1)
-    record, stats = result.history[0], data.stats
-    assert record["ms/read"] == pytest.approx(1000 * stats.stages["read"] / 22)
-    assert record["ms/collate"] == pytest.approx(1000 * stats.stages["collate"] / 22)
 
 
 def test_checkpoints_hold_all_that_training_continues_from(tmp_path):
@@ -418,25 +397,6 @@ def test_bfloat16_trains_float32_weights():
     assert result.history[-1]["val/loss"] < 0.3 * result.history[0]["val/loss"]
     other, _ = run(precision="fp32", max_epochs=12, lr=0.1)
     assert not torch.equal(weights(model), weights(other))
-
-
-def test_layout_and_compilation_are_asked_for(monkeypatch):
-    compiled = []
-    monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(self))
-    model = nn.Sequential(nn.Conv2d(3, 4, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train_step = TrainStep(
-        model,
-        objective(),
-        optimizer,
-        None,
-        TrainOptions(channels_last=True, compile=True),
-        Group(),
-        0,
-    )
-    assert compiled == [model]
-    assert train_step.model[0].weight.is_contiguous(memory_format=torch.channels_last)
-    assert optimizer.param_groups[0]["params"][0] is train_step.model[0].weight
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

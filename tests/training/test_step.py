@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ExponentialLR
 
 from penstock.distributed.group import Group
-from penstock.distributed.world import World
 from penstock.errors import PenstockError
 from penstock.loading.batch import Batch
 from penstock.order.plan import Request
@@ -100,32 +99,6 @@ def test_the_schedule_and_the_mean_wait_where_the_scaler_skips_a_step(skips, rat
     assert step.updates == 2
 
 
-def test_a_schedule_moves_by_what_it_counts():
-    def plateau(optimizer):
-        return ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
-
-    def decay(optimizer):
-        return ExponentialLR(optimizer, 0.5)
-
-    rates = {}
-    for name, schedule, options in (
-        ("step", decay, {}),
-        ("epoch", decay, {"schedule": "epoch"}),
-        ("plateau", plateau, {}),
-        ("none", None, {"schedule": "epoch"}),
-    ):
-        step, rates[name] = step_of(scheduler=schedule, **options), []
-        for loss in (1.0, None, 2.0):
-            step.learn(batch())
-            step.update()
-            step.move_schedule("epoch", loss)
-            rates[name].append(step.lr / 0.1)
-    assert rates["step"] == pytest.approx([0.5, 0.25, 0.125])
-    assert rates["epoch"] == pytest.approx([0.5, 0.25, 0.125])
-    assert rates["plateau"] == pytest.approx([1, 1, 0.5])
-    assert rates["none"] == pytest.approx([1, 1, 1])
-
-
 @pytest.mark.parametrize("counts", [(4, 4), (4, 2), (1, 4), (4,)])
 def test_the_gradient_is_that_of_the_mean_of_all_accumulated_samples(counts):
     step, whole = step_of(accumulate=2), step_of()
@@ -185,20 +158,6 @@ def test_batches_without_a_step_are_forgotten_with_their_buffers():
     assert step_of(Noting())._buffers_before == []
 
 
-class Rank(Group):
-    """One of two ranks, which meet as the test says."""
-
-    def __init__(self, total=8.0, rank=0):
-        super().__init__(World(rank, 2))
-        self.total, self.alone = total, False
-
-    def sum(self, values):
-        return torch.full_like(values, self.total)
-
-    def gather(self, value):
-        return [value, value]
-
-
 def test_a_state_of_another_model_or_optimizer_is_refused():
     step = step_of()
     step.learn(batch())
@@ -217,15 +176,18 @@ def test_a_state_of_another_model_or_optimizer_is_refused():
 
 
 def test_a_mean_that_is_resumed_continues():
-    step, resumed = step_of(ema=0.5), step_of(ema=0.5)
+    step, resumed, mean = step_of(ema=0.5), step_of(ema=0.5), None
     for number in range(3):
         step.learn(batch(4 * number))
         step.update()
+        now = step.model.weight.detach().clone()
+        mean = now if mean is None else (mean + now) / 2
         if number == 1:
             resumed.load_state_dict(step.state_dict())
     resumed.learn(batch(8))
     resumed.update()
     assert torch.equal(resumed.measured.weight, step.measured.weight)
+    torch.testing.assert_close(step.measured.weight, mean)
     assert not torch.equal(step.measured.weight, step.model.weight)
     plain = step_of()
     assert plain.measured is plain.model
@@ -264,60 +226,6 @@ def test_a_loss_of_a_batch_or_a_sample_is_their_mean(loss):
         made.learn(batch())
         made.update()
     torch.testing.assert_close(step.model.weight, plain.model.weight)
-
-
-def test_gradients_of_ranks_are_those_of_all_their_samples():
-    class Pair(Rank):
-        """The other rank has a gradient three times as large, of twice the samples."""
-
-        def sum(self, values):
-            return torch.tensor(12.0) if values.ndim == 0 else 3 * values
-
-    step, alone = own_step(group=Pair()), own_step()
-    weight = step.model.weight.detach().clone()
-    step.learn(batch())
-    alone.learn(batch())
-    gradient = (weight - alone.model.weight) / 0.1  # of the mean of 4
-    torch.testing.assert_close(weight - step.model.weight, 0.1 * gradient * 4 * 3 / 12)
-
-    class Padding(Rank):
-        def sum(self, values):
-            return torch.tensor(0.0) if values.ndim == 0 else values
-
-    step = own_step(group=Padding())
-    step.learn(batch(valid=0))
-    assert torch.equal(step.model.weight, weight)
-
-    class Half(nn.Module):
-        """Weights of which one has no gradient."""
-
-        def __init__(self):
-            super().__init__()
-            self.used, self.unused = nn.Linear(3, 1), nn.Parameter(torch.ones(2))
-
-        def forward(self, x):
-            return self.used(x)
-
-    step = own_step(group=Pair(), model=Half())
-    step.learn(batch())
-    assert step.model.unused.tolist() == [1.0, 1.0]
-
-
-@pytest.mark.parametrize(("skips", "rates"), [((), [0.05, 0.025]), ((0,), [0.1, 0.05])])
-def test_own_steps_wait_for_the_scaler_too(skips, rates):
-    plain = own_step()
-    step = own_step(scheduler=lambda made: ExponentialLR(made, 0.5), ema=0.5)
-    step.scaler, seen = Scaler(skips), []
-    for number in range(2):
-        step.learn(batch())
-        step.update()
-        seen.append(step.lr)
-        assert (step.averaged is None) == (number in skips)
-        if not number and not skips:
-            plain.learn(batch())
-            torch.testing.assert_close(step.model.weight, plain.model.weight)
-    assert seen == pytest.approx(rates)
-    assert step.scaler.calls == ["unscale", "update"] * 2
 
 
 def test_a_batch_without_a_step_moves_no_scale_and_no_mean():

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import penstock
 from penstock.addons.profiling import smoothed, suggestion
@@ -17,9 +16,8 @@ from penstock.errors import ConfigError
 from penstock.order.plan import Plan, StreamOrder, StreamPlan
 from penstock.order.samplers import Bucket, Random
 from penstock.runs import checkpoint
-from penstock.training.step import TrainStep
 from tests.program import run
-from tests.resuming import TABLE, Case
+from tests.resuming import TABLE
 from tests.runs.test_longer_runs import NUMBERS
 
 COMMON = [
@@ -45,27 +43,6 @@ def fit(tmp_path, monkeypatch, capsys):
     (tmp_path / "conf" / "dataset").mkdir(parents=True)
     (tmp_path / "conf" / "dataset" / "numbers.yaml").write_text(NUMBERS)
     return lambda *words: run(capsys, *COMMON, *words)
-
-
-def test_the_mean_of_the_weights_is_torchs_rule_and_what_is_validated(tmp_path, monkeypatch):
-    seen, update = [], TrainStep.update
-
-    def noting(self):
-        update(self)
-        seen.append({key: value.clone() for key, value in self.model.state_dict().items()})
-
-    monkeypatch.setattr(TrainStep, "update", noting)
-    case = Case(options={"ema": 0.5})
-    case.fit(tmp_path / "run")
-    expected = seen[0]
-    names = [name for name, _ in case.model().named_parameters()]
-    for weights in seen[1:]:
-        expected = {name: 0.5 * expected[name] + 0.5 * weights[name] for name in names}
-    state = checkpoint.find_newest(tmp_path / "run").state
-    for name in names:
-        torch.testing.assert_close(state["averaged"][name], expected[name])
-        assert not torch.equal(state["averaged"][name], state["model"][name])
-    assert torch.equal(state["averaged"]["1.running_mean"], state["model"]["1.running_mean"])
 
 
 @pytest.mark.thorough
