@@ -1,7 +1,7 @@
 """Protocols of the parts that a person brings along, for type checkers; nothing has to inherit.
 
 A part has only what is here, and may have more: docs/own_dataset.md lists the optional members of
-datasets, docs/objectives.md those of objectives. Each is looked for by its name. A wrapper of a
+datasets, docs/own_parts.md those of objectives. Each is looked for by its name. A wrapper of a
 dataset (a filter, a mixture, a pack) answers as the dataset does.
 """
 

@@ -1,7 +1,7 @@
 """Hugging Face's `datasets`, `transformers` and `evaluate` in one process with ours.
 
 Both have folders called datasets, and whoever was imported first used to win. These tests run where
-the three are installed (docs/installation.md says how), and are left out elsewhere.
+the three are installed, and are left out elsewhere.
 """
 
 import os

@@ -148,7 +148,7 @@ class LoaderSection(Section):
 
 
 class BadSamplesSection(Section):
-    """How unreadable samples are handled; see docs/bad_samples.md."""
+    """How unreadable samples are handled; see docs/resuming.md."""
 
     on_error: Annotated[
         Literal["raise", "substitute", "skip"],
@@ -162,7 +162,7 @@ class BadSamplesSection(Section):
 
 
 class DistributedSection(Section):
-    """How several processes share a run; see docs/training.md."""
+    """How several processes share a run; see docs/clusters.md."""
 
     strategy: Annotated[Literal["none", "ddp", "fsdp"], ROUNDING]
     nproc: Annotated[Count | Literal["auto"], ROUNDING] = "auto"

@@ -1,7 +1,7 @@
 """How training, validation and reports call an objective: any object with `loss(model, batch)`.
 
 An objective may have more, each looked for by its name; `penstock.protocols.OwnLoss` and
-docs/objectives.md list what. `Objective` fills in what it lacks, so nothing else asks what an
+docs/own_parts.md list what. `Objective` fills in what it lacks, so nothing else asks what an
 objective has. It also takes padding out of batches, so no objective ever sees any. `objective.py`
 has the stock ones.
 """
@@ -103,7 +103,7 @@ class Objective:
             self.takes_steps or self._has("loss"),
             "objective",
             f"makes a {type(own).__name__}, which has no method loss(model, batch); "
-            "docs/objectives.md has one of ten lines",
+            "docs/own_parts.md has one of ten lines",
         )
         metrics = getattr(own, "metrics", None) or {}
         named = metrics if isinstance(metrics, Mapping) else {"": metrics}
@@ -299,7 +299,7 @@ class Objective:
             self._has("rows"),
             "objective",
             "does not say how a prediction becomes a row of a table: give it a method "
-            "rows(outputs, batch), see docs/objectives.md",
+            "rows(outputs, batch), see docs/own_parts.md",
         )
         return [*made]
 

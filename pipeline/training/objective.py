@@ -5,7 +5,7 @@
     Classification       one class of several
     MultiLabel           several classes, each of which is there or not
 
-Each has the members that docs/objectives.md lists, as a person's own objective would; classes of
+Each has the members that docs/own_parts.md lists, as a person's own objective would; classes of
 your own may be derived from them. `adapter.py` calls them, and takes padding out of batches before.
 
 A loss that gives one number for a batch (torch's default, reduction "mean") gets the rows of one

@@ -11,15 +11,16 @@ from markdown_it import MarkdownIt
 
 from penstock import compose
 from penstock.errors import ConfigError
-from tests.program import ROOT
+from tests.program import ROOT, run
 
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("**/*.md"))]
 COMMAND = re.compile(r"^(?:\$ )?((?:python run\.py|penstock) ?.*)")
 IN_A_SENTENCE = re.compile(r"`((?:python run\.py|penstock) [^`]+)`")
 # Words that are no overrides of this command: options of their own, and other runs' settings.
 OF_RUNS = re.compile(r"(resume|weights)=|--|-sc|-h")
-# Of files that `penstock init` makes, of several splits at once, and of a run that is not here.
-OF_ANOTHER_PAGE = r" -sc |my_birds|=sales|data\.folds| run="
+# Of files that `penstock init` makes, of several splits at once, of a run that is not here, and
+# mistakes whose message a page shows.
+OF_ANOTHER_PAGE = r" -sc |my_birds|=sales|data\.folds| run=| lr=0\.1"
 # What a command shows only the form of.
 FORM = re.compile(r"\.\.\.|\||\bNAME\b|<|\$")
 
@@ -95,6 +96,30 @@ def test_commands_name_keys_that_there_are(page, tmp_path, monkeypatch):
         except ConfigError as error:
             wrong.append(f"{command}\n    {error}")
     assert not wrong, "\n".join(wrong)
+
+
+HASH = re.compile(r"^(?:\d+ \d+ \d+|total) [0-9a-f]{32}$", re.MULTILINE)
+
+
+def hashes():
+    """(command, its hashes as printed) of each `$ python run.py` that prints hashes of batches."""
+    for page in PAGES:
+        for language, text in blocks(page):
+            for part in re.split(r"^\$ ", text, flags=re.MULTILINE) if language == "text" else ():
+                command, _, output = part.partition("\n")
+                found = HASH.findall(output)
+                if found and command.startswith("python run.py"):
+                    slow = [pytest.mark.thorough] if "nproc" in command else []
+                    yield pytest.param(command, found, marks=slow, id=f"{page}: {command}")
+
+
+@pytest.mark.parametrize(("command", "shown"), list(hashes()))
+def test_hashes_are_those_that_a_page_shows(command, shown, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command)[2:]
+    words = [word for word in words if not word.startswith("dataset.root=")]
+    printed = HASH.findall(run(capsys, *words).out)
+    assert [line for line in printed if line in shown] == shown
 
 
 def test_extras_and_targets_of_the_pages_are_there():

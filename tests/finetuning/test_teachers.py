@@ -1,4 +1,4 @@
-"""The distillation of docs/finetuning.md, in a folder of its own."""
+"""The distillation of docs/training.md, in a folder of its own."""
 
 import ast
 import shlex
@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from penstock.runs import checkpoint
+from tests.documents.pages import blocks, commands, write_files
 from tests.program import run
-from tests.tokens.test_documents import blocks, commands, write_files
 
 QUICK = [
     "trainer=quick",
@@ -23,7 +23,7 @@ QUICK = [
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    write_files("finetuning.md", tmp_path)
+    write_files("training.md", tmp_path)
     draw = np.random.default_rng(0)
     for number in range(24):
         place = tmp_path / "insects" / "ab"[number % 2]
@@ -38,11 +38,11 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.thorough
 def test_a_student_learns_from_a_run(folder, capsys, monkeypatch):
-    code = next(block for block in blocks("finetuning.md", "python") if "Distillation" in block)
+    code = next(block for block in blocks("training.md", "python") if "Distillation" in block)
     lines = [line for line in code.splitlines() if line.strip() and not line.startswith("#")]
     assert len(lines) <= 20
     ast.parse(code)
-    teacher, student = commands("finetuning.md")[-2:]
+    teacher, student = commands("training.md")[-2:]
     for line in (teacher, student):
         words = shlex.split(line.replace("FOLDER", "insects"))[2:]
         more = [] if "run_dir" in line else ["run_dir=outputs/student"]

@@ -1,4 +1,4 @@
-"""The examples of docs/frameworks.md run, each where its framework is installed."""
+"""The examples of docs/dataloader.md run, each where its framework is installed."""
 
 import importlib.util
 import re
@@ -11,7 +11,7 @@ from tests.frameworks.test_torch_loader import Rows
 from tests.ports import free_port
 from tests.program import ROOT
 
-TEXT = (ROOT / "docs" / "frameworks.md").read_text()
+TEXT = (ROOT / "docs" / "dataloader.md").read_text()
 PARTS = {
     title: re.findall(r"```python\n(.*?)```", part, re.DOTALL)
     for title, part in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE)
@@ -66,7 +66,7 @@ def first_batch():
 
 
 def test_no_example_is_longer_than_fifteen_lines():
-    assert list(PARTS) == list(NEEDED)
+    assert list(PARTS)[-len(NEEDED) :] == list(NEEDED)
     assert all(len(code.splitlines()) <= 15 for codes in PARTS.values() for code in codes)
 
 

@@ -109,7 +109,7 @@ def test_offsets_say_where_documents_lie(tmp_path):
 
 
 def test_the_page_makes_offsets_of_tokens_that_end_documents(tmp_path, monkeypatch):
-    (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/sequences.md").read_text(), re.S)
+    (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/text.md").read_text(), re.S)
     monkeypatch.chdir(tmp_path)
     np.array([7, 7, 50256, 50256, 7, 50256, 8], np.uint16).tofile("a.bin")
     exec(lines, {"np": np})

@@ -220,7 +220,7 @@ def supplied_order(split: Any, node: Mapping[str, Any], supply: Mapping[str, Any
     if (inner := called(node)) is not MixtureOrder and "order" not in arguments(inner):
         reason = (
             f"{inner.__name__} chooses rows of all sources by itself, and dataset.weights would "
-            "not hold; set sampler=mixture (docs/mixtures.md)"
+            "not hold; set sampler=mixture (docs/sampling.md)"
         )
         raise ConfigError(Problem("sampler", reason))
     changes = any(isinstance(weight, list) for weight in (mixing["weights"] or {}).values())

@@ -4,7 +4,7 @@
                             `lengths`
     pack.json               its `classes` and `facts`, and the field whose texts it counts
 
-`task=pack` makes the files and `data.packed=auto` uses them (docs/packing.md). Cost: 0.1 ms a file
+`task=pack` makes the files and `data.packed=auto` uses them (docs/loading.md). Cost: 0.1 ms a file
 to open; then a copy of each sample's numbers, for a whole batch at once if all samples have one
 shape.
 """

@@ -27,7 +27,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Division:
-    """How rows are divided; see docs/splits.md.
+    """How rows are divided; see docs/sampling.md.
 
     Attributes:
         val, test: shares of all rows, in [0, 1).

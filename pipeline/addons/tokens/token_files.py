@@ -216,7 +216,7 @@ class _File:
         if folder.first_missing([stem + _OFFSETS]) is not None:
             raise DataError(
                 f"{_KEY}: nothing says where documents end in {self.tokens.name!r}. Put "
-                f"{stem + _OFFSETS} beside it (docs/sequences.md has the lines that make one)."
+                f"{stem + _OFFSETS} beside it (docs/text.md has the lines that make one)."
             )
         self._index = _Numbers(folder, stem + _OFFSETS, mapped=True)
         bounds = self._index.array[[0, -1]].tolist() if self._index.count else []
