@@ -45,6 +45,7 @@ Indices = npt.NDArray[np.int64]
 VERSION = 3
 RECORD = "pack.json"
 _REMEDY = "Delete the pack's folder to make it again (data.packed=auto, or task=pack)."
+# Below this a request for each batch costs more than the whole file once.
 _WHOLE = 1 << 20  # bytes of a file at an address that is fetched whole
 # Bytes before the numbers of a field. The header is written over them at the end, when the number
 # of rows is known, and rows at an address are found without a look at it.
@@ -125,10 +126,14 @@ def describe(sample: Mapping[str, Any]) -> dict[str, Field]:
 
 def _field(name: str, value: Any) -> Field:
     kind, is_plain = type(value), type(value) in (torch.Tensor, torch.nn.Parameter)
+    # By the exact type: True is an int as well, and a float64 of numpy a float, and each has to
+    # come back as what it was.
     if kind in _PLAIN:
         return Field(name, *_PLAIN[kind])
     # numpy has no bfloat16, so such numbers would come back as others.
     if (is_plain or kind in _TYPES.values()) and value.dtype != torch.bfloat16:
+        # JSON knows no enumerations, such as the format of boxes; torchvision takes their values,
+        # too.
         known = {} if is_plain else {key: getattr(v, "value", v) for key, v in vars(value).items()}
         known.pop("canvas_size", None)  # samples have several
         type_ = "" if is_plain else kind.__name__
@@ -144,6 +149,7 @@ def _field(name: str, value: Any) -> Field:
 
 
 def _numpy(value: torch.Tensor) -> Numbers:
+    # Parameters and results of a model need no graph, and samples on a GPU are packed as well.
     return value.detach().as_subclass(torch.Tensor).cpu().numpy()
 
 
@@ -183,6 +189,8 @@ class Encode:
         self.fields = fields
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
+        # Every sample is described: numbers of another type, or a field more, would be stored as
+        # those of the first sample are, or be lost, without an error.
         was = self.fields
         for row, sample in enumerate(samples):
             now = describe(sample)
@@ -241,6 +249,7 @@ class PackWriter:
             # In small letters, as there are disks that do not tell them from others.
             plain = re.fullmatch("[a-z_][a-z0-9_]{0,60}", name) and name != "table"
             path = folder / f"{name if plain else f'field-{number}'}.npy"
+            # Fields are written in turn, and small pieces would lie scattered on the disk.
             self._files[name] = path.open("xb", buffering=4 << 20)
             self._files[name].write(bytes(_HEADER))
 
@@ -248,6 +257,7 @@ class PackWriter:
         """Add samples."""
         for name, column in columns.items():
             self._files[name].write(column.numbers.numpy().data)
+            # Shapes are kept until the end; kept numbers would be all of the dataset in memory.
             column.numbers = torch.empty(0)
         self.count += len(next(iter(columns.values())).shapes)
         self._parts.append(columns)
@@ -270,12 +280,15 @@ class PackWriter:
         column = Column(torch.empty(0), np.concatenate([part.shapes for part in parts]))
         shape, stem = column.shapes[0].tolist(), Path(file.name).with_suffix("")
         whole = (self.count, *shape)
+        # Only now it is known: any sample might have had a shape of its own.
         if name in self._ragged or (column.shapes != column.shapes[0]).any():
             shape, whole = None, (int(column.offsets[-1]),)
             np.save(f"{stem}.offsets.npy", column.offsets)
             np.save(f"{stem}.shapes.npy", column.shapes)
         if parts[0].canvases is not None:
             np.save(f"{stem}.canvas.npy", np.concatenate([part.canvases for part in parts]))
+        # Not by numpy's function, which gives a header of as many bytes as its content needs: there
+        # is room for one of this size, as the numbers are written already.
         described = {"descr": field.dtype, "fortran_order": False, "shape": whole}
         start = np.lib.format.MAGIC_PREFIX + bytes([1, 0]) + struct.pack("<H", _HEADER - 10)
         file.seek(0)
@@ -313,6 +326,8 @@ class Pack:
         self.count, self._maps = int(self.record["count"]), dict[str, Numbers]()
         sizes = self.record["files"]
         self.files = RecordFiles.named(at, [*sizes])
+        # A copy that was broken off leaves shorter files, and reads of their last rows would fail
+        # in the middle of an epoch.
         for number, size in enumerate(sizes.values()):
             if self.files.sizes[number] != size:
                 reason = f"it has {self.files.sizes[number]} bytes, and was written with {size}"
@@ -331,6 +346,7 @@ class Pack:
         pack.folder, pack.files, pack.fields, pack._maps = "", RecordFiles([], []), {}, arrays
         for name, column in columns.items():
             shape = None if name in ragged else column.shapes[0].tolist()
+            # A count instead of -1, which numpy cannot work out where a shape has a 0 in it.
             whole = (-1,) if shape is None else (len(column.shapes), *shape)
             pack.fields[name] = replace(fields[name], file=name, shape=shape)
             arrays[name] = column.numbers.numpy().view(fields[name].dtype).reshape(whole)
@@ -383,6 +399,7 @@ class Pack:
         spans = self._spans(name, rows)
         if spans is None:
             return self.array(self.fields[name].file).reshape(-1), starts, shapes
+        # A bytearray, since torch warns of memory that may not be written to.
         content, sizes = bytearray().join(self.files.read(spans)), shapes.prod(axis=1)
         return np.frombuffer(content, self.fields[name].dtype), np.cumsum(sizes) - sizes, shapes
 
@@ -398,6 +415,7 @@ class Pack:
             return [np.asarray(row) for row in self.rows(name, rows)]
         numbers, starts, shapes = self.places(name, rows)
         sizes = zip(starts.tolist(), shapes.prod(axis=1).tolist(), shapes.tolist(), strict=True)
+        # Copies: transforms write into samples, and the map of a file is only to be read.
         return [np.array(numbers[at : at + size]).reshape(shape) for at, size, shape in sizes]
 
     def values(self, name: str, rows: Indices) -> list[Any]:
@@ -441,6 +459,7 @@ class Pack:
         if field.shape is not None:
             return field.tensor(self.rows(name, rows))
         numbers, starts, shapes = self.places(name, rows)
+        # Samples may differ so, images of several sizes for one; batches that are gathered may not.
         if (shapes[:, 1:] != shapes[:1, 1:]).any():
             raise DataError(f"field {name!r} has rows of several shapes: {shapes.tolist()[:8]}")
         sizes = shapes.prod(axis=1)

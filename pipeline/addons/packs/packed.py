@@ -82,6 +82,7 @@ class Packed(Dataset[dict[str, Any]]):
         is_one = at.first_missing([RECORD]) is None
         self.pack = Pack(at if is_one else at.below(split), files)
         self.record = record = self.pack.record
+        # A pack of the training split, named by its own folder, would validate the model as well.
         if record["split"] != split:
             raise DataError(
                 f"{folder!r} holds the split {record['split']!r}, not {split!r}; name the folder "
@@ -99,6 +100,7 @@ class Packed(Dataset[dict[str, Any]]):
         return self.pack.count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        # Offsets have one entry more than there are rows, so numpy would take -1 for another row.
         if not 0 <= index < len(self):
             raise IndexError(f"there are {len(self)} samples, not one numbered {index}")
         return self.__getitems__([index])[0]
@@ -129,6 +131,7 @@ class Packed(Dataset[dict[str, Any]]):
     def fetches_pictures(self) -> bool:
         """Whether `fetch_batch` can leave pictures in place: there are some, and no points."""
         fields = self.pack.fields.values()
+        # Points and boxes are told the size of their picture, which is known when it is copied.
         rest = [field for field in fields if not _is_picture(field)]
         return len(rest) < len(fields) and all(
             field.kind in _NUMBERS and not field.type and field.shape is not None for field in rest
@@ -176,6 +179,7 @@ class Packed(Dataset[dict[str, Any]]):
     @cached_property
     def lengths(self) -> npt.NDArray[Any] | None:
         """The `lengths` of the dataset that was packed, if it had some."""
+        # None where there are none: what looks for lengths takes that for a dataset without any.
         column = self._table.get(LENGTHS)
         return None if column is None else column.to_numpy()
 
@@ -190,6 +194,7 @@ class Packed(Dataset[dict[str, Any]]):
     def _text_lengths(self, length: Callable[[str], int], name: str) -> npt.NDArray[np.int32]:
         """The length of each sample's text as `length` counts it: int32[N], kept under `name`."""
         texts = [field.name for field in self.pack.fields.values() if field.kind == "str"]
+        # Lengths of another text than the dataset counts would give other blocks, without a word.
         if len(texts) != 1:
             reason = "rows are chosen by the length of a text, and the samples of the pack have "
             reason += f"{len(texts)} texts; set this to null"
@@ -217,6 +222,7 @@ def write_answers(folder: Path, dataset: Any, fields: Fields) -> dict[str, Any]:
     if callable(path) and "path" not in whole:
         more["path"] = [path(row) for row in range(len(dataset))]
     try:
+        # Feather keeps no index, and rows are numbered as samples are.
         whole.reset_index(drop=True).assign(**more).to_feather(folder / TABLE)
     except (pa.ArrowException, ValueError) as error:
         raise DataError(

@@ -59,6 +59,8 @@ from penstock.transforms.image_decoding import DecodeResizeCenterCrop
 
 _log = logging.getLogger(__name__)
 
+# Batches are as large as this, so that memory does not grow with the size of samples: there are
+# as many as workers have in hand, and they wait for the disk.
 _BATCH_BYTES = 8 << 20
 _LARGEST_BATCH = 256
 
@@ -146,6 +148,7 @@ def pack(
     if is_stream(dataset) or getattr(dataset, "mixing", None) is not None:
         reason = f"{kind} has no rows of its own: a stream is only read forwards; of a mixture, "
         reason += "pack each source, and name the packs in dataset.sources"
+    # A pack would be found again for ever, however its data has changed.
     elif not own or key == "":
         reason = f"{kind} has no `fingerprint`, which tells when its samples differ from the packed"
         reason += " ones; give it one (docs/own_dataset.md)"
@@ -170,6 +173,7 @@ def pack(
     if out and not address:
         folder = Path(out, split).expanduser().absolute()
     there = is_pack(folder)
+    # One file is asked for, as not every store may be listed.
     if address:
         there = files.remote.find([join(address, RECORD)])[0] is not None
     if there:
@@ -178,11 +182,13 @@ def pack(
             reason = f"{str(root)!r} holds other samples than these (another dataset, pack.size or "
             reason += "pack.format); delete it or choose another folder"
             raise ConfigError(Problem("pack.out", reason))
+    # What is in the way is replaced below, and this may be somebody's own.
     elif out and not address and folder.is_dir() and any(folder.iterdir()):
         reason = f"{str(folder)!r} exists and is not a pack; choose another folder"
         raise ConfigError(Problem("pack.out", reason))
     else:
         generated_folder(folder, write, "cache_dir (or pack.out)", is_pack)
+        # Made on this machine first: headers are written last, and a store takes files as a whole.
         if address:
             files.remote.send(folder, address, RECORD, "pack.out")
     return address or folder
@@ -219,6 +225,7 @@ def _first(fetch: Fetch) -> dict[str, Any]:
     row, kind, recipe = np.zeros(1, np.int64), type(fetch.dataset).__name__, fetch.transform
     sample = {name: values[0] for name, values in fetch(Request(0, 0, row, row, 1)).items()}
     seeding, types = Seeding(), {*map(type, sample.values())}
+    # Read once more without the fetch, which gives draws a seed and so would hide them.
     with scope():
         seeding.run(lambda: fetch.dataset[0])
     if seeding.drawn:
@@ -272,6 +279,8 @@ def packed(
         raise ConfigError(
             Problem("pack.size", f"{reason}; set pack.size=null or pack.format=pixels")
         )
+    # Undecoded where the dataset can: squares are decoded in part, and `format=encoded` keeps
+    # files.
     dataset, workers = split.read(lazy=True), split.loader_options(packing=True)
     # Threads where decoders release the interpreter's lock, since processes copy pixels.
     threads = str(getattr(dataset, "reader", "")).startswith("torchvision")

@@ -64,6 +64,8 @@ class BytePairs:
         except Exception as error:  # the library's is of no class of its own
             reason = "cannot be read as a tokenizer.json"
             raise DataError(f"the vocabulary {vocabulary!r} {reason}: {error}") from None
+        # A text may hold the name of a special token, which must not end its document there. Files
+        # of others often say padding or a longest text, which would change the numbers of bytes.
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -71,10 +73,12 @@ class BytePairs:
         if first is None:
             reason = f"{begin!r} is not in {vocabulary!r}; name the token that begins a document"
             raise ConfigError(Problem("begin", reason))
+        # Special tokens are numbered behind the others, and a model has a row of weights for each.
         ids = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         if ids > size:
             raise ConfigError(Problem("size", f"{size}; {vocabulary!r} has {ids} ids"))
         self.begin: int = first
+        # Lengths are kept under this name, and are others with another vocabulary or beginning.
         digest = hashlib.blake2b(f"{begin}\0{content}".encode(), digest_size=16).hexdigest()
         self.counting = f"byte pairs {digest}"
 
@@ -118,6 +122,7 @@ def learn(texts: Iterable[str], size: int, begin: str = BEGIN) -> str:
         reason = f"{size}; allowed: 257 or more, as there are 256 bytes and {begin!r}"
         raise ConfigError(Problem("size", reason))
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    # No space in front of a text: it would be a byte that the text does not have.
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
@@ -177,6 +182,7 @@ def with_vocabulary(
         raise ConfigError(Problem("transform.train", reason))
     size, field = int(node.get("size", 2048)), str(node.get("field", "text"))
     begin = str(node.get("begin", BEGIN))
+    # Data that cannot tell when it changes gets no file of an older version, at the cost of a pass.
     learned = "" if fingerprint else learn(_texts(dataset, field), size, begin)
     key = hash64("vocabulary", fingerprint or learned, size, field, begin)
     folder = Path(cache_dir).expanduser() / "vocabularies" / f"{key:016x}"
@@ -191,6 +197,7 @@ def with_vocabulary(
 
 def _texts(dataset: Any, field: str) -> Iterator[str]:
     count = min(len(dataset), _MOST)
+    # Spread, as a file may be in the order of its sources.
     rows = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64).tolist()
     for row in watched(rows, count, "reading text for the vocabulary"):
         sample = dataset[row]

@@ -84,6 +84,7 @@ class Flatten:
                     name, (0, row), f"not of the length of {self.tokens}, in one dimension"
                 )
         starts, stops, picks = np.zeros_like(counts), counts, None
+        # Rows were gathered or read as a whole, and a block has a part of them.
         if parts is not None:
             starts, stops = _within(self.tokens, counts, *parts.T[:3])
             sizes, firsts = stops - starts, np.cumsum(counts) - counts + starts
@@ -116,6 +117,7 @@ class Flatten:
             DataError: a row cannot be read, or lacks the tokens that the sampler counted.
             Mismatch: as `__call__`.
         """
+        # Without blocks nothing says how much of a row is wanted, so all of it is read.
         if parts is None:
             return self(dataset.__getitems__(indices.tolist()))
         starts, stops, known = parts.T[:3]
@@ -124,6 +126,8 @@ class Flatten:
         tokens = np.full(total, self.value) if padded else np.empty(total, np.int64)
         places = layout.edges[:-1][layout.ids >= 0] if padded else layout.edges[:-1]
         counts = dataset.read_tokens(tokens, places, indices, starts, stops)
+        # What was read is wrong then, or of a row that stands in for a bad one; `_within` tells
+        # which.
         if not np.array_equal(counts, known):
             _within(self.tokens, counts, starts, stops, known)
         shaped = self._shaped(torch.from_numpy(tokens), layout)
@@ -131,6 +135,7 @@ class Flatten:
 
     def _layout(self, lengths: IntArray, parts: IntArray | None) -> Layout:
         """Where documents stand, each block's padding behind its last one."""
+        # Without a sampler of blocks: one for all documents, or a row for each, as they are padded.
         blocks = np.zeros_like(lengths) if self.pad_to is None else np.arange(len(lengths))
         if parts is not None:
             # A rank has some of a batch's blocks, so they are counted anew.
@@ -147,6 +152,7 @@ class Flatten:
                 (0, int(np.searchsorted(blocks, gaps.argmin()))),
                 f"a block of {used.max()} tokens is longer than collate.pad_to={self.pad_to}",
             )
+        # Padding is a document of its own: kernels of variable length have no mask to leave it out.
         open_ = np.flatnonzero(gaps)
         order = np.argsort(np.concatenate([blocks, open_]), kind="stable")
         spans = np.concatenate([lengths, gaps[open_]])[order]
@@ -162,6 +168,8 @@ class Flatten:
             "document_ids": self._shaped(torch.from_numpy(documents), layout),
         }
         if self.labels:
+            # No token in front of it predicts the first one, also where a document goes on from
+            # another block.
             begins = (positions == 0) | (documents < 0)
             batch["labels"] = tokens.masked_fill(
                 self._shaped(torch.from_numpy(begins), layout), IGNORED
@@ -216,6 +224,8 @@ def _within(
 ) -> tuple[IntArray, IntArray]:
     """Where parts begin and end in samples of `counts` tokens; the sampler counted `known`."""
     stand_in = known < 0  # another row instead of a bad one: as much of it as there is room
+    # A stale column would cut documents at wrong tokens, and every block after them would be
+    # another.
     wrong = np.flatnonzero(~stand_in & (known != counts))
     if wrong.size:
         row = int(wrong[0])

@@ -72,6 +72,7 @@ class LanguageModel(nn.Module):
         self.norm = nn.LayerNorm(width, bias=False)
         size = width // heads
         rates = 10_000 ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
+        # Not persistent: a checkpoint would tie a model to numbers that follow from its width.
         self.register_buffer("rates", rates, persistent=False)
         for name, weight in self.named_parameters():
             if weight.ndim > 1:  # what ends a part is added up over all of them
@@ -88,6 +89,8 @@ class LanguageModel(nn.Module):
         values = self.embedding(tokens)
         for block in self.blocks:
             values = block(values, mask, turn)
+        # The table of the input is that of the output, too: a third of the weights of a small
+        # model.
         logits: Tensor = self.norm(values) @ self.embedding.weight.T
         return logits[0] if flat else logits
 
@@ -148,6 +151,7 @@ def token_losses(logits: Tensor, following: Tensor) -> Tensor:
         following: of `next_tokens`.
     """
     goals = following.flatten().long()
+    # In float32: sums of exponentials overflow in half precision.
     losses = F.cross_entropy(
         logits.flatten(0, -2).float(), goals, ignore_index=IGNORED, reduction="none"
     )
@@ -204,6 +208,7 @@ class LanguageModeling(Supervised):
 
     def measured(self, outputs: Tensor, batch: Batch) -> Mapping[str, tuple[Tensor, ...]]:
         following, sizes = next_tokens(batch, self.target), field(self, batch, self.bytes)
+        # A token's bytes stand at its own place, and its loss one before it.
         given = token_losses(outputs, following), sizes.roll(-1, -1)[following != IGNORED]
         return dict.fromkeys(self.metrics, given)
 
@@ -214,6 +219,7 @@ class LanguageModeling(Supervised):
         """The mean loss of each row's tokens, of those that have one."""
         rows = batch["document_ids"][next_tokens(batch, self.target) != IGNORED]
         counts = torch.bincount(rows, minlength=len(batch.positions))
+        # Doubles: thousands of losses of a long document lose digits in float32.
         sums = torch.zeros(len(counts), dtype=torch.float64, device=losses.device)
         sums.index_add_(0, rows, losses.double())
         found = counts.nonzero().squeeze(1)
@@ -235,12 +241,14 @@ class LanguageModeling(Supervised):
             for row in range(0, rows, max(1, rows // count))[:count]:
                 tokens = transform(dataset[row])["tokens"].tolist()
                 begin, end = tokens[:GIVEN], tokens[GIVEN : GIVEN + WRITTEN]
+                # Between epochs the model is in training mode: dropout would take part in writing.
                 written = continued(model.eval(), begin, WRITTEN)
                 table.append((str(row), *map(tokenizer.decode, (begin, end, written))))
         return table
 
     def constant(self, batches: Iterable[Batch], monitor: str = "loss") -> Tensor:
         """The logarithm of each token's share, counting one more of each: float32[num_tokens]."""
+        # From one on, as a token that training lacks would have an infinite loss.
         counts = torch.ones(self.num_tokens, dtype=torch.float64)
         for batch in batches:
             following = next_tokens(batch, self.target)
@@ -264,7 +272,9 @@ def continued(model: nn.Module, begin: Sequence[int], count: int, seed: int = 0)
     tokens = torch.tensor(begin, device=device)
     for _ in range(count):
         places = torch.arange(len(tokens), device=device)
+        # All of it anew for each token: a cache of keys would be a second forward of the model.
         logits = model(tokens, places, torch.zeros_like(tokens))[-1].float().cpu()
+        # Drawn on the CPU, so that any device writes the same.
         shares, ids = (logits / 0.8).softmax(-1).sort(descending=True)
         kept = shares.where(shares.cumsum(-1) - shares < 0.9, 0.0)
         drawn = ids[torch.multinomial(kept, 1, generator=generator)]

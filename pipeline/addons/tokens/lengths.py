@@ -29,6 +29,7 @@ def table_in_tokens(names: set[str], dataset: Any, fields: Fields, steps: Mappin
         return table
     if hasattr(dataset, "text_lengths"):
         return table.assign(length=dataset.text_lengths(tokenizer.length, tokenizer.counting))
+    # The `length` of a table counts characters, which would give other blocks than tokens do.
     texts = watched(table.get(tokenizer.field, ()), len(table), "counting tokens")
     lengths = [tokenizer.length(text) for text in texts]
     return table.assign(length=lengths) if lengths else table

@@ -122,6 +122,7 @@ class SequencePacking(BatchStrategy):
         self._packed: dict[tuple[int, int], _Pieces] = {}  # stretches, by epoch
         self._rest: dict[int, int] = {}  # by epoch: blocks behind all whole stretches
         self._stretch = self._batches = _WHOLE  # positions and batches of all but the last
+        # The first rows of an order that goes from short to long say nothing of the rest.
         if self.order.even and self.order.size(0) > _FEW[split]:
             self._lay_out()
 
@@ -201,6 +202,7 @@ class SequencePacking(BatchStrategy):
                     blocks += count_of(window)
                 nothing = _Pieces(*np.empty((len(_Pieces._fields), 0), np.int64))
                 packed = _Pieces(*map(np.concatenate, zip(nothing, *parts, strict=True)))
+            # Only whole stretches owe a number of batches; the last one has as many as it fills.
             if stop == start + self._stretch:
                 packed = spread(packed, self._batches)
             self._packed = _latest(self._packed, _KEPT) | {key: packed}
@@ -217,8 +219,11 @@ class SequencePacking(BatchStrategy):
             )
         row, starts, stops = whole_rows(lengths, self.tokens)
         blocks = best_fit(stops - starts, self.tokens)
+        # Best fit gives the blocks of the longest rows first, and batches would go from long to
+        # short.
         key, count = hash64(self.seed, "packed", epoch, start), int(blocks.max(initial=-1)) + 1
         blocks = Permutation(max(count, 1), key)(np.arange(count))[blocks]
+        # Rows of a block in the order of the epoch: a curriculum stays one inside of a window.
         order = np.lexsort((starts, row, blocks))
         pieces = _Pieces(start + row, rows[row], starts, stops, lengths[row], blocks)
         return pieces.take(order)

@@ -42,6 +42,7 @@ _MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
 # Of Megatron; 6 and 7 are floats, which are no tokens.
 _TYPES = {1: "|u1", 2: "|i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+# Not float32 and the like, which numpy would read as well: the wrong type makes tokens of anything.
 _OF_FLAT = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 _OFFSETS = ".offsets.npy"
 _KEY = "dataset.tokens"
@@ -83,6 +84,7 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         test_fraction: Fraction = 0.0,
     ) -> None:
         folder = open_root(root, "the files of tokens", files)
+        # Files that validate belong to that split as a whole, and those of `tokens` then all train.
         own = split == "val" and val_tokens is not None
         key = "dataset.val_tokens" if own else _KEY
         names = _names(folder, val_tokens if own else tokens, key)
@@ -125,6 +127,8 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
             DataError: a row is damaged.
         """
         of, begins, ends = self._spans(indices)
+        # Not compared with the rows' ends: whoever asks compares the lengths that come back, and
+        # names the column that says others.
         firsts, counts = begins + starts, stops - starts
         for number in np.unique(of).tolist():
             mine = of == number
@@ -132,6 +136,8 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
             for at, piece in zip(places[mine].tolist(), pieces, strict=True):
                 into[at : at + len(piece)] = piece
         size = self.vocab_size
+        # One pass over all tokens, as rows are looked at one by one only to find the wrong one: a
+        # token out of range is an IndexError of the model, or stops a GPU without a word.
         if size is not None and into.size and not 0 <= into.min() <= into.max() < size:
             for at, index, count in zip(places, indices, counts, strict=True):  # may be padding
                 tokens = into[at : at + count]
@@ -181,6 +187,7 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         for number in np.unique(of).tolist():
             mine, file = of == number, self.files[number]
             begins[mine], ends[mine] = file.spans(rows[mine])
+            # Here and not when the index is opened, since that would read all of it.
             wrong = mine & ((begins < 0) | (ends < begins) | (ends > file.tokens.count))
             if wrong.any():
                 row = int(wrong.argmax())
@@ -205,12 +212,14 @@ class _File:
         self._is_pair = is_raw and folder.first_missing([stem + ".idx"]) is None
         if self._is_pair:
             self._index = _Numbers(folder, stem + ".idx", np.dtype(np.uint8), mapped=True)
+            # The header of the index says the type, so `dtype` is for files without one.
             stored, self.count = self._header()
             self.tokens = _Numbers(folder, name, stored)
             return
         if is_raw and dtype not in _OF_FLAT:
             reason = f"{dtype!r} is no type of tokens; {name!r} has no header, so say one of "
             raise ConfigError(Problem("dataset.dtype", reason + ", ".join(_OF_FLAT)))
+        # Little-endian on every machine, as files travel.
         raw = np.dtype(dtype).newbyteorder("<") if is_raw else None
         self.tokens = _Numbers(folder, name, raw)
         if folder.first_missing([stem + _OFFSETS]) is not None:
@@ -219,6 +228,7 @@ class _File:
                 f"{stem + _OFFSETS} beside it (docs/text.md has the lines that make one)."
             )
         self._index = _Numbers(folder, stem + _OFFSETS, mapped=True)
+        # Offsets of another version of the file would shift all documents by some tokens, unseen.
         bounds = self._index.array[[0, -1]].tolist() if self._index.count else []
         if bounds != [0, self.tokens.count]:
             raise DataError(
@@ -253,6 +263,7 @@ class _File:
         """The type of the tokens, and the number of sequences."""
         name = f"{_KEY}: {self._index.name!r}"
         size, head = self._index.count, self._index.array[: _HEADER.size].tobytes()
+        # A file that is cut off is refused by what it lacks, like one of another kind.
         head = head.ljust(_HEADER.size, b"\0")
         magic, version, code, sequences, documents = _HEADER.unpack(head)
         if (magic, version) != (_MAGIC, 1) or code not in _TYPES:
@@ -289,6 +300,8 @@ class _Numbers:
         try:
             if dtype is None:
                 with self.files.open(0) as file:
+                    # By hand: np.load maps files of this machine only, and of one at an address
+                    # just the header is to be fetched.
                     np.lib.format.read_magic(file)
                     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                     self._start = file.tell()
@@ -323,6 +336,7 @@ class _Numbers:
 
     def read(self, firsts: IntArray, counts: IntArray) -> list[npt.NDArray[Any]]:
         """The numbers of each span."""
+        # Slices of the map, which cost no system call; a read of each row takes 2 us.
         if self._is_mapped:
             bounds = zip(firsts.tolist(), (firsts + counts).tolist(), strict=True)
             return [self.array[first:stop] for first, stop in bounds]
@@ -345,6 +359,7 @@ class _Numbers:
 def _names(folder: Root, pattern: str | Sequence[str] | None, key: str) -> list[str]:
     """The files of tokens that are wanted: their names, sorted, or in the order of a list."""
     wanted = [pattern] if isinstance(pattern, str) else pattern
+    # A list stays in its order, which numbers the rows.
     if wanted is not None and not set("".join(wanted)) & set("*?["):
         return list(wanted)  # a store need not be able to list what it has
     files = [name for name in folder.files() if name.endswith((".bin", ".npy"))]
