@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import pickle
 import tarfile
 
 import numpy as np
@@ -19,12 +18,6 @@ from penstock.addons.tars.index import read_samples
 from penstock.addons.tars.tars import IndexedTars, TarShards
 from penstock.errors import ConfigError, DataError
 from penstock.loading import encoded
-from penstock.loading.collate import List
-from penstock.loading.loader import Loader
-from penstock.loading.stream import StreamFetch
-from penstock.loading.workers.executors import LoaderOptions
-from penstock.order.plan import StreamOrder, StreamPlan
-from tests import toy
 from tests.support.store_server import bucket
 
 
@@ -156,17 +149,6 @@ def test_archives_that_are_divided_by_name(tmp_path):
     assert decoded(TarShards(str(tmp_path), "val")) == [4]
 
 
-def test_patterns_of_braces(root):
-    assert decoded(everything(root / "s-{0..1}.tar")) == list(range(15))
-    assert decoded(everything(root / "{s}-{2,0}.tar")) == [*range(15, 23), *range(10)]
-    with pytest.raises(DataError, match=r"s-3\.tar.* cannot be read: No such file"):
-        everything(root / "s-{2..3}.tar")
-    with pytest.raises(ConfigError, match=r"the range \{9\.\.1\} goes down"):
-        everything(root / "s-{9..1}.tar")
-    with pytest.raises(ConfigError, match="its braces do not match"):
-        everything(root / "s-{0..1.tar")
-
-
 def test_the_fingerprint(root, tmp_path):
     prints = {
         everything(root).fingerprint,
@@ -179,27 +161,6 @@ def test_the_fingerprint(root, tmp_path):
     assert everything(moved).fingerprint in prints
     (moved / "s-1.tar").write_bytes(archive(samples(*range(11, 16))))
     assert everything(moved).fingerprint not in prints
-
-
-@pytest.mark.thorough
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("packed", [True, False])
-def test_workers_read_the_same(root, packed):
-    if packed:
-        pack(root)
-
-    def loader(options=None):
-        order = StreamOrder(0, buffer=6, shuffle_shards=True)
-        data = TarShards(str(root))
-        fetch = StreamFetch(data, None, List(), 0, True, plan=StreamPlan(order, 4))
-        return Loader(fetch.plan, fetch, options)
-
-    expected = toy.hashes(loader(), 1)
-    with loader(LoaderOptions("process", 2)) as shared:
-        assert toy.hashes(shared, 1) == expected
-        assert toy.hashes(shared, 1, start=2) == expected[2:]
-    assert toy.hashes(loader(LoaderOptions("thread", 3)), 1) == expected
-    pickle.loads(pickle.dumps(TarShards(str(root))))
 
 
 # The format
@@ -372,12 +333,6 @@ def test_words_behind_the_first_dot_are_parts_and_said_to_be(tmp_path, caplog):
     assert not caplog.messages
 
 
-def test_names_with_words_and_dots_have_the_advice_when_they_differ(tmp_path):
-    with pytest.raises(ConfigError, match=r"the same field.*dots=last"):
-        dotted(tmp_path, "anna.smith", "ben.jones")
-    assert dotted(tmp_path, "anna.smith", "ben.jones", dots="last") == [0, 1]
-
-
 CONTENTS = {
     "cls": (b"one", r"part 'cls' \(3 bytes\) is not a whole number: invalid literal"),
     "txt": (b"\xff\xfe", r"part 'txt' \(2 bytes\) is not UTF-8 text: .*position 0"),
@@ -419,6 +374,10 @@ def test_pickles_are_never_opened(tmp_path, ending):
 
 
 def test_two_parts_for_one_field(tmp_path):
+    assert dotted(tmp_path, "anna.smith", "ben.jones", dots="last") == [0, 1]
+    with pytest.raises(ConfigError, match=r"the same field.*dots=last"):
+        dotted(tmp_path, "anna.smith", "ben.jones")
+    (tmp_path / "a.tar").unlink()
     files = [("a.png", picture(1)), ("a.jpg", picture(1))]
     (tmp_path / "x.tar").write_bytes(archive(files))
     with pytest.raises(ConfigError, match=r"'png' and 'jpg', which would be the same field; name"):
@@ -431,31 +390,6 @@ def test_roots_without_archives(tmp_path):
     (tmp_path / "x.tar").write_bytes(archive([]))
     with pytest.raises(DataError, match="has no sample of the split 'train'"):
         everything(tmp_path)
-
-
-@pytest.mark.thorough
-def test_the_program(root, tmp_path, capsys, monkeypatch):
-    """By name, with workers; an archive that was cut is exit code 3."""
-    from tests.program import run
-
-    monkeypatch.chdir(tmp_path)
-    small = [
-        "dataset=tar_shards",
-        f"dataset.root={root}",
-        "task=digest",
-        "batch.size=4",
-        "dataset.classes=[a,b,c]",
-        "dataset.fields={image: png, label: cls}",
-    ]
-    alone = run(capsys, *small, "loader=debug")
-    shared = run(capsys, *small, "loader.num_workers=2")
-    assert alone.code == 0, alone.err
-    assert alone.out == shared.out
-    content = (root / "s-1.tar").read_bytes()
-    (root / "s-1.tar").write_bytes(content[: len(content) // 2])
-    outcome = run(capsys, *small, "loader=debug")
-    assert outcome.code == 3
-    assert "s-1.tar', member" in outcome.err
 
 
 def test_archives_at_an_address(root, tmp_path):
