@@ -48,14 +48,19 @@ def record(folder):
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        made = []
-        for number, features in enumerate(PROCESSORS):
-            patch.setattr(golden, "PINNED", {**features, "OMP_NUM_THREADS": "1"})
-            made.append(golden.Program(tmp_path_factory.mktemp(f"processor{number}")))
-            record(made[-1].folder)
-    yield made
-    for program in made:
+    """A function that gives the program with the instructions of that number, started once."""
+    started = {}
+
+    def of(number):
+        if number not in started:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(golden, "PINNED", {**PROCESSORS[number], "OMP_NUM_THREADS": "1"})
+                started[number] = golden.Program(tmp_path_factory.mktemp(f"processor{number}"))
+                record(started[number].folder)
+        return started[number]
+
+    yield of
+    for program in started.values():
         program.close()
 
 
@@ -66,5 +71,6 @@ def test_every_shipped_experiment_is_a_recipe_here():
 
 @pytest.mark.parametrize("words", RECIPES)
 def test_a_recipe_has_the_same_batches_on_every_processor(words, programs):
-    oldest, newest = (program.digest(words) for program in programs)
-    assert oldest == newest
+    """The golden record is of AVX2; what is not in it is made by the newest instructions here."""
+    recorded = golden.recorded().get(words) or programs(1).digest(words)
+    assert programs(0).digest(words) == recorded
