@@ -1,7 +1,5 @@
 """What a launcher's environment and this machine make of a process."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -66,40 +64,3 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(world, "has_accelerator", lambda: False)
     with pytest.raises(ConfigError, match=r"trainer\.device: is 'cuda', but torch finds no CUDA"):
         world.resolve_device("cuda")
-
-
-@pytest.mark.parametrize(
-    ("quota", "affinity", "cores"),
-    [
-        ("max 100000", 6, 6),
-        ("400000 100000", 6, 4),
-        ("250000 100000", 6, 2),
-        ("1000000 100000", 6, 6),
-        ("10000 100000", 6, 1),
-        (None, 6, 6),
-        (None, None, 8),
-    ],
-)
-def test_cores_are_those_of_the_affinity_and_of_the_container(quota, affinity, cores, monkeypatch):
-    def read():
-        if quota is None:
-            raise FileNotFoundError
-        return quota
-
-    monkeypatch.setattr(world, "Path", lambda path: SimpleNamespace(read_text=read))
-    monkeypatch.setattr(world.os, "cpu_count", lambda: 8)
-    if affinity is None:
-        monkeypatch.delattr(world.os, "sched_getaffinity")
-    else:
-        monkeypatch.setattr(world.os, "sched_getaffinity", lambda pid: [set(range(6)), {0}][pid])
-    assert world.usable_cpus() == cores
-
-
-def test_a_machine_that_does_not_count_its_cores_has_one(monkeypatch):
-    def unreadable(path):
-        raise OSError
-
-    monkeypatch.setattr(world, "Path", unreadable)
-    monkeypatch.setattr(world.os, "cpu_count", lambda: None)
-    monkeypatch.delattr(world.os, "sched_getaffinity")
-    assert world.usable_cpus() == 1

@@ -1,13 +1,9 @@
 """To a device: copies run one ahead, and every batch arrives as it was."""
 
-from contextlib import contextmanager
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from penstock.distributed.world import World
-from penstock.loading import loader as module
 from penstock.loading.loader import Loader, Transfer
 from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan
@@ -46,66 +42,6 @@ def test_one_is_begun_before_the_last_is_given():
 def test_a_device_that_is_the_cpu_has_no_transfer():
     with toy.loader(LoaderOptions(pin_memory=True)) as loader:
         assert loader._transfer is None
-
-
-class Cuda:
-    """Streams and events that only note what is asked of them."""
-
-    def __init__(self):
-        self.log, self.events = [], 0
-
-    def Stream(self, device):
-        self.log.append(f"a stream of {device}")
-        return "copies"
-
-    def Event(self):
-        number, self.events = self.events, self.events + 1
-        return SimpleNamespace(
-            number=number,
-            record=lambda stream: self.log.append(f"{stream} {number}"),
-        )
-
-    def current_stream(self, device):
-        waits = lambda event: self.log.append(f"the consumer waits for {event.number}")  # noqa: E731
-        return SimpleNamespace(wait_event=waits)
-
-    @contextmanager
-    def stream(self, stream):
-        self.log.append(f"on {stream}")
-        yield
-
-
-def test_copies_run_on_a_stream_of_their_own(monkeypatch):
-    cuda = Cuda()
-    for name in ("Stream", "Event", "current_stream", "stream"):
-        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
-    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
-    transfer, failure = Transfer("meta"), object()
-    batches = [batch.replace({**batch, "text": ["a"]}) for batch in toy.loader().epoch(0)]
-    moved = list(transfer([*batches, failure]))
-    assert moved.pop() is failure
-    assert [batch.request for batch in moved] == [batch.request for batch in batches]
-    assert {batch["image"].device.type for batch in moved} == {"meta"}
-    assert cuda.log == [
-        "a stream of meta",
-        *("on copies", "copies 0", "the consumer waits for 0"),
-        *("on copies", "copies 1"),
-        *("on copies", "copies 2", "the consumer waits for 1"),
-        *("on copies", "copies 3", "the consumer waits for 2"),
-        *("on copies", "copies 4", "the consumer waits for 3"),
-        "the consumer waits for 4",
-    ]
-    (again,) = transfer(moved[:1])  # it is there
-    assert again["image"] is moved[0]["image"]
-
-
-def test_memory_on_the_device_is_in_use_by_the_consumers_stream():
-    marked = []
-    tensor = SimpleNamespace(device=torch.device("cuda"), record_stream=marked.append)
-    assert module._mark("stream", tensor) is tensor
-    assert marked == ["stream"]
-    plain = torch.zeros(1)
-    assert module._mark("stream", plain) is plain
 
 
 def loader_on(device, options, compose=None):

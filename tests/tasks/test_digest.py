@@ -1,6 +1,5 @@
 """The lines of `task=digest` for batches that are there, left out or never come."""
 
-import hashlib
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -65,27 +64,3 @@ def test_lines(made, steps, asked, skip, expected, monkeypatch):
 
 def test_samples_of_all_ranks_count(monkeypatch):
     assert lines(monkeypatch, [0], 1, size=3) == ["3 0 6 0+0+0"]
-
-
-@pytest.mark.parametrize("terminal", [None, False, True])
-def test_a_terminal_sees_how_far_it_is_by_the_lines(terminal, monkeypatch):
-    shown = []
-    out = None if terminal is None else SimpleNamespace(isatty=lambda: terminal)
-    monkeypatch.setattr(digest, "sys", SimpleNamespace(stdout=out))
-    monkeypatch.setattr(digest, "watched", lambda items, *words: shown.append(words) or items)
-    assert len(lines(monkeypatch, [0, 2], 3, skip=[[3, 1], [3, 2]])) == 3
-    assert shown == ([] if terminal else [(2, "hashing batches of train")])
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_the_first_rank_prints_and_the_total_is_of_every_line(first, monkeypatch, capsys):
-    @contextmanager
-    def join(process, backend, timeout):
-        assert (process.device, backend, timeout) == ("cpu", "gloo", 9)
-        yield SimpleNamespace(is_first=first)
-
-    monkeypatch.setattr(digest, "join", join)
-    monkeypatch.setattr(digest, "lines", lambda config, group: iter(["a", "b"]))
-    digest.run(SimpleNamespace(distributed=SimpleNamespace(timeout=9)))
-    total = "total " + hashlib.blake2b(b"a\nb\n", digest_size=16).hexdigest()
-    assert capsys.readouterr().out == (f"a\nb\n{total}\n" if first else "")

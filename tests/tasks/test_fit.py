@@ -7,15 +7,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from penstock import command, program
 from penstock.config import hydra
-from penstock.distributed.world import World
 from penstock.errors import ConfigError
 from penstock.runs import checkpoint
-from penstock.tasks import fit
-from penstock.tasks.fit import scheduler_moves, spare_cores
+from penstock.tasks.fit import scheduler_moves
 from penstock.tasks.summary import print_report
 from penstock.training.loop import Result
 from penstock.training.step import TrainOptions
@@ -241,22 +238,6 @@ def test_the_report_of_a_run_that_never_had_a_number(capsys):
     out = capsys.readouterr().out
     assert "last, epoch 0" in out
     assert "best" not in out
-
-
-def test_cores_are_left_to_those_that_make_batches(monkeypatch):
-    threads = [8]
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: threads.append(count))
-    monkeypatch.setattr(fit, "usable_cpus", lambda: 8)
-    spare_cores(World(device="cuda:0"))
-    assert threads == [8]
-    spare_cores(World())
-    assert threads[-1] == 4
-    spare_cores(World(0, 4, local_size=4))
-    assert threads[-1] == 1
-    monkeypatch.setattr(fit, "usable_cpus", lambda: 1)
-    spare_cores(World())
-    assert threads[-1] == 1
 
 
 def test_an_epoch_that_is_no_multiple_of_accumulate_is_told(faces, capsys, tmp_path, monkeypatch):

@@ -5,19 +5,14 @@ import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
-import threading
-from contextlib import nullcontext
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from penstock import command, terminal
-from penstock.runs import identity
 from tests.broken_images import write_images
 from tests.program import ROOT, run
 
@@ -108,36 +103,6 @@ def test_a_file_gets_lines_and_nothing_where_none_are_wanted(made, capsys, monke
             for done in (1000, 2000):
                 show(done)
     assert sys.stderr.getvalue() == "a\\nfile  2,000/? bytes\n"
-
-
-def test_files_that_were_hashed_before_ctrl_c_are_not_hashed_again(here, monkeypatch):
-    hashed, add, held = [], identity._hash, threading.Event()
-
-    def record(path):
-        hashed.append(path)
-        if len(hashed) == 9:
-            held.wait(100)
-        return add(path)
-
-    def pressed(done):
-        if done == 8:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(identity, "_hash", record)
-    monkeypatch.setattr(identity, "usable_cpus", lambda: 1)
-    monkeypatch.setattr(identity, "progress", lambda *words: nullcontext(pressed))
-    paths = sorted(map(str, Path("images").rglob("*.jpg")))
-    kept = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            identity.digests(paths, "cache", settled=0)
-    finally:
-        signal.signal(signal.SIGINT, kept)
-    before = len(hashed)
-    held.set()
-    monkeypatch.setattr(identity, "progress", terminal.progress)
-    assert len(set(identity.digests(paths, "cache", settled=0))) == len(paths) == 15
-    assert sorted(hashed[before:]) == paths[8:]
 
 
 def test_results_go_where_they_are_sent_to_while_progress_is_shown(here, made, capsys):

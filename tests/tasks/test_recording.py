@@ -1,6 +1,5 @@
 import json
 import math
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +8,9 @@ import torch
 from penstock.distributed.group import Group
 from penstock.loading.bad_samples import Budget, LeftOut
 from penstock.loading.batch import batch_hash
-from penstock.loading.loader import LoaderStats
 from penstock.order.address import Address, Skipped
 from penstock.runs.folder import RunFolder
-from penstock.tasks import observers
-from penstock.tasks.observers import Digests, Display, Ledger, Metrics, Quarantine, describe
+from penstock.tasks.observers import Digests, Ledger, Metrics, Quarantine
 from penstock.training.meter import Meter, Step
 from tests.toy import loader
 
@@ -122,42 +119,3 @@ RECORD = {
     "val/recall/ants": 0.5,
 }
 LINE = "train/loss 0.1235  val/nme nan  1,234 samples/s  7% waiting"
-
-
-def test_a_line_an_epoch_and_how_far_it_is(capsys, monkeypatch):
-    shown = []
-
-    @contextmanager
-    def progress(what, total):
-        yield lambda done, note="": shown.append((what, done, total, note))
-        shown.append(f"closed {what}")
-
-    monkeypatch.setattr(observers, "progress", progress)
-    monkeypatch.setattr(observers, "_LOSS_SECONDS", 0.0)
-    stats = LoaderStats(wait_seconds=0.5, total_seconds=2.0, samples=320)
-    display = Display(SimpleNamespace(stats=stats), 12, "auto")
-    display.on_validation(0, 2)
-    display.on_epoch_start(3, 10, 0)
-    for losses in ([], [0.5, 1.5]):
-        display.on_batch(SimpleNamespace(request=SimpleNamespace(step=6)), torch.tensor(losses))
-    for done in range(2):
-        display.on_validation(done, 1)
-    display.on_epoch_end(RECORD)
-    display.close()
-    numbers = "160 samples/s  25% waiting"
-    epoch = "epoch  3 of 12"
-    assert shown == [
-        ("measuring", 0, 2, ""),
-        "closed measuring",
-        (epoch, 7, 10, numbers),
-        (epoch, 7, 10, f"loss 1  {numbers}"),
-        f"closed {epoch}",
-        (f"{epoch}, validation", 0, 1, ""),
-        (f"{epoch}, validation", 1, 1, ""),
-        f"closed {epoch}, validation",
-    ]
-    assert capsys.readouterr() == ("", f"{epoch}  {LINE}\n")
-    Display(None, 12, "none").on_epoch_end(RECORD)
-    assert capsys.readouterr() == ("", "")
-    tokens = {"tokens_per_second": 2345.6, "samples_per_second": 1.0, "wait_share": 0.5}
-    assert describe({**tokens, "other/a": 1.0}) == "2,346 tokens/s  50% waiting"

@@ -1,16 +1,12 @@
 """`task=replay` inside this process: a batch by its address, and the files that it becomes."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import penstock
 from penstock.build.data import DataParts
 from penstock.distributed.world import World
 from penstock.errors import ConfigError
-from penstock.tasks import replay
 from penstock.tasks.replay import recompute
 from tests.tasks import test_empty_epochs
 from tests.tasks.test_empty_epochs import Records, Rows
@@ -44,21 +40,3 @@ def test_a_batch_is_made_again_by_its_address(kind, message, capsys):
     assert "training leaves this batch out: trainer.skip=" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=message):
         recompute(split, config.model_copy(update={"step": 2}))
-
-
-def test_a_batch_becomes_files(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("penstock.addons.reports.samples.draw_batch", lambda *words: "picture.png")
-    config, split = asked("step=1")
-    replay.run(config)
-    batch = recompute(split, config)
-    rows = [f"{4 + slot} {index}" for slot, index in enumerate(batch.indices)]
-    header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split()[:2] == ["position", "index"]
-    assert [" ".join(line.split()[:2]) for line in lines[:4]] == rows
-    assert lines[4].startswith("0 1 4 ")
-    assert lines[5:] == ["run/batch.safetensors", "picture.png"]
-    tensors = load_file(tmp_path / "run" / "batch.safetensors")
-    assert tensors.keys() == {"position", "index", "input", "target"}
-    assert tensors["position"].tolist() == [4, 5, 6, 7]
-    assert tensors["index"].tolist() == batch.indices.tolist()
-    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "done"
