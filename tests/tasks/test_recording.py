@@ -118,4 +118,3 @@ RECORD = {
     "val/nme": math.nan,
     "val/recall/ants": 0.5,
 }
-LINE = "train/loss 0.1235  val/nme nan  1,234 samples/s  7% waiting"
