@@ -58,7 +58,7 @@ class Goal(Regression):
     def by_sample(self, losses, batch):
         raise IndexError("no sample has a loss")
 
-    def baseline(self, batches, monitor):
+    def baseline(self, batches):
         raise RuntimeError("no constant")
 
     def comparisons(self, train, val):

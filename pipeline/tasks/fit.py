@@ -38,11 +38,11 @@ from penstock.runs.folder import LEDGER, METRICS, RunFolder, Status
 from penstock.runs.identity import code_of
 from penstock.runs.only_shown import only_shown, reason
 from penstock.tasks import opening, summary
-from penstock.tasks.observers import Display, recording
+from penstock.tasks.observers import Display, OnlyShows, recording
 from penstock.tasks.validate import baselines, load_weights, monitored, try_one_batch
 from penstock.terminal import put, say
 from penstock.training.adapter import Objective
-from penstock.training.loop import Observer, OnlyShows, Record, Result, fit
+from penstock.training.loop import Observer, Record, Result, fit
 from penstock.training.meter import NonFiniteLossError
 from penstock.training.step import TrainOptions, TrainStep
 

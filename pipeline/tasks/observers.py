@@ -13,8 +13,9 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from penstock.loading.facts import unfiltered_fingerprint
 from penstock.loading.loader import Loader
 from penstock.order.address import Address, Skipped
 from penstock.runs.folder import RunFolder
+from penstock.runs.only_shown import only_shown
 from penstock.runs.quarantine import NAME as QUARANTINE
 from penstock.runs.quarantine import QuarantineFile, entries
 from penstock.terminal import progress, say
@@ -38,6 +40,27 @@ _NAMED = 5  # samples left out; quarantine.csv lists all
 _LOSS_SECONDS = 0.5  # between two looks at the loss, each of which waits for the device
 
 _log = logging.getLogger(__name__)
+
+
+class OnlyShows(Observer):
+    """An observer whose first error costs a warning; it gets no further events.
+
+    Args:
+        what: is missing then.
+    """
+
+    def __init__(self, what: str, observer: Observer) -> None:
+        self._what, self._observer = what, observer
+        for name in vars(Observer):
+            if name.startswith("on_"):
+                setattr(self, name, partial(self._tell, name))
+
+    def _tell(self, event: str, *arguments: Any) -> None:
+        # Until this event has worked, the observer is one that does nothing.
+        observer, self._observer = self._observer, Observer()
+        with only_shown(self._what):
+            getattr(observer, event)(*arguments)
+            self._observer = observer
 
 
 def recording(fit: Fit) -> list[Observer]:

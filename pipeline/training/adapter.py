@@ -248,7 +248,7 @@ class Objective:
             f"{type(metric).__name__} gives {in_shape(value)}; a metric has to give a number, one "
             "for each class or output, or a mapping of these",
         )
-        numbers = value.squeeze()
+        numbers = _of_present(metric, value.squeeze())
         if numbers.ndim == 0:
             return {name: float(numbers)}
         names = getattr(self.own, "names", ())
@@ -402,6 +402,22 @@ def explained(key: str, part: Any, given: Iterable[str]) -> Iterator[None]:
         reason = f"{type(part).__name__} does not take {' and '.join(given)}: "
         way = f". Choose another {key}, or arguments that fit"
         raise ConfigError(Problem(key, f"{reason}{type(error).__name__}: {text}{way}")) from error
+
+
+def _of_present(metric: Any, result: Tensor) -> Tensor:
+    """The values of a metric of classes, NaN for those that occur neither in targets nor in
+    predictions: torchmetrics gives these 0, or 1, or -1. A mean over one class says nothing either.
+    """
+    if isinstance(confusion := getattr(metric, "confmat", None), Tensor) and confusion.ndim == 2:
+        counts = confusion.sum(0) + confusion.sum(1)
+    elif isinstance(hits := getattr(metric, "tp", None), Tensor) and hits.ndim == 1:
+        counts = hits + metric.fp + metric.fn
+    else:
+        return result
+    if result.shape == counts.shape:
+        return result.float().where(counts > 0, torch.nan)
+    is_mean = type(metric).__name__.startswith("Multiclass") and len(counts) > 1
+    return result * torch.nan if is_mean and (counts > 0).sum() < 2 else result
 
 
 def is_known(metric: object) -> bool:

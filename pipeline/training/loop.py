@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from penstock.loading.loader import Loader
 from penstock.order.address import Address
 from penstock.runs.checkpoint import Checkpoints, State
 from penstock.runs.folder import Status
-from penstock.runs.only_shown import only_shown
 from penstock.training.adapter import Objective, require
 from penstock.training.meter import Meter, Step, order_hash
 from penstock.training.step import Precision, TrainStep, autocast
@@ -94,27 +92,6 @@ class Observer:
 
     def on_close(self, status: Status) -> None:
         """The last call: close files and connections."""
-
-
-class OnlyShows(Observer):
-    """An observer whose first error costs a warning; it gets no further events.
-
-    Args:
-        what: is missing then.
-    """
-
-    def __init__(self, what: str, observer: Observer) -> None:
-        self._what, self._observer = what, observer
-        for name in vars(Observer):
-            if name.startswith("on_"):
-                setattr(self, name, partial(self._tell, name))
-
-    def _tell(self, event: str, *arguments: Any) -> None:
-        # Until this event has worked, the observer is one that does nothing.
-        observer, self._observer = self._observer, Observer()
-        with only_shown(self._what):
-            getattr(observer, event)(*arguments)
-            self._observer = observer
 
 
 def _tell(observers: Sequence[Observer], event: str, *arguments: Any) -> None:

@@ -84,8 +84,6 @@ def test_bits_per_byte_by_hand():
     nothing = BitsPerByte()
     nothing.update(torch.zeros(0), torch.zeros(0, dtype=torch.long))
     assert math.isnan(float(nothing.compute()))
-    with pytest.raises(ValueError, match="losses"):
-        metric.update(torch.zeros(2), torch.zeros(3))
 
 
 def packed(*documents, pad_to=None):
