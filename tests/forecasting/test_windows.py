@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 import torch
 
-from penstock.addons.forecasting.drawn_series import DrawnSeries
 from penstock.addons.forecasting.objective import DLinear, Mase, SeasonalNaive
 from penstock.addons.forecasting.windows import Windows
 from penstock.errors import ConfigError, DataError
@@ -79,12 +78,6 @@ def test_the_last_steps_are_kept_for_a_test():
     distances = (np.array(starts) - np.array(ends)) / np.timedelta64(1, "D")
     assert distances.tolist() == [3, 3]
     assert train.location.tolist() == test.location.tolist()
-
-
-def test_a_season_that_never_fails_has_no_mase(caplog):
-    data = frame(shops=("north",)).assign(sold=np.arange(DAYS) % 7.0)
-    assert windows(data)[0]["naive_error"].isnan().all()
-    assert "MASE leaves out 1 series, the first 'north'" in caplog.text
 
 
 def test_validation_says_nothing_to_training():
@@ -202,12 +195,6 @@ def test_the_model_forecasts_a_line():
         DLinear(10, 4, 1, 0, kernel=4)
 
 
-def test_drawn_sales_are_series(tmp_path):
-    data = DrawnSeries(str(tmp_path), count=2, days=120, past=14, horizon=7)
-    assert data.series.names == ["shop 1", "shop 2"]
-    assert len(data) == 2 * (96 - 20)
-
-
 def test_series_that_are_constant_but_for_rounding_have_no_mase_and_are_told(caplog):
     data = frame(shops=("flat", "north"))
     flat = data["shop"] == "flat"
@@ -217,6 +204,8 @@ def test_series_that_are_constant_but_for_rounding_have_no_mase_and_are_told(cap
     assert max(float(sample["past"].abs().max()) for sample in samples) < 100
     assert any(sample["naive_error"].isnan().all() for sample in samples)
     assert "MASE leaves out 1 series, the first 'flat'" in caplog.text
+    seasons = frame(shops=("north",)).assign(sold=np.arange(DAYS) % 7.0)
+    assert windows(seasons)[0]["naive_error"].isnan().all()
 
 
 def test_a_series_may_be_called_na():

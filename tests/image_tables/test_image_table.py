@@ -4,8 +4,6 @@ import csv
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -122,16 +120,6 @@ def test_neither_order_nor_format_of_the_table_matters(folder):
     assert table(folder, file="t.parquet", labels="lists").classes == ["a", "b", "c"]
 
 
-def test_a_text_of_arrow_that_is_not_utf_8_is_named(folder):
-    paths = [f"im/{row:02}.jpg" for row in range(40)]
-    captions = [b"\xdd" if row == 33 else b"hat" for row in range(40)]
-    columns = {"path": paths, "text": pa.array(captions).view(pa.string())}
-    pq.write_table(pa.table(columns), folder / "bad.parquet", row_group_size=30)
-    message = r"bad\.parquet' cannot be read: .*Invalid UTF8"
-    with pytest.raises(DataError, match=message):
-        table(folder, file="bad.parquet", caption="text")
-
-
 def test_a_file_in_several_rows_is_in_one_split(folder):
     write(folder / "twice.csv", [*rows(), *rows()])
     with pytest.raises(DataError, match=r"row 40, column 'path': 'im/00.jpg' is already in row"):
@@ -167,23 +155,6 @@ def test_a_wrong_cell_is_named(folder, column, value, columns, message):
     write(folder / "wrong.csv", changed)
     with pytest.raises(DataError, match=message):
         table(folder, file="wrong.csv", **columns)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r"is empty"),
-        (b"path\n", r"has no rows"),
-        (b"path,a\nx\n", r"Row #2: Expected 2 columns, got 1: x"),
-        (b'path,a\n"x,1\n', r"Row #2: Expected 2 columns"),
-        (b"path,path\nx,y\n", r"column 'path' appears 2 times"),
-        (b"path\n\xff\xfe\n", r"invalid UTF8.*dataset.encoding"),
-    ],
-)
-def test_a_damaged_table_is_explained(tmp_path, content, message):
-    (tmp_path / "t.csv").write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        table(tmp_path)
 
 
 def test_wrong_arguments(folder, tmp_path):

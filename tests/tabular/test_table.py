@@ -12,14 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from penstock.addons.tabular.drawn_table import DrawnTable
-from penstock.addons.tabular.models import TableLinear, TableMlp, TableRegression
+from penstock.addons.tabular.models import TableLinear, TableMlp
 from penstock.addons.tabular.table import Table
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import DEFAULT
-from penstock.loading.batch import Batch
-from penstock.order.plan import Request
-from penstock.training.adapter import Objective
 
 ROWS = 60
 
@@ -102,28 +98,25 @@ def test_rows_are_kept_for_a_test():
     assert splits[1].rows.tolist() == Table(data, "sold", "val").rows.tolist()
 
 
-def test_new_rows_are_encoded_by_what_training_rows_said(tmp_path):
-    data = frame()
+def test_new_rows_are_encoded_by_what_training_rows_said(tmp_path, caplog):
+    data, path = frame(), tmp_path / "n.csv"
     train = Table(data, "sold", exclude=["price"])
     new = data.drop(columns=["sold", "price"]).iloc[train.rows[:5]]
-    new.assign(city=["rome", "paris", None, "oslo", "oslo"]).to_csv(tmp_path / "n.csv", index=False)
-    rows = Table.unlabelled(str(tmp_path / "n.csv"), train.learned, None, DEFAULT)
-    assert len(rows) == 5
+    new = new.assign(city=["rome", "paris", None, "oslo", "oslo"], row=2**53 + 1, id="nr 7")
+    new.to_csv(path, index=False)
+    rows = Table.unlabelled(str(path), train.learned, None, DEFAULT)
     assert [int(rows[row]["categories"]) for row in range(5)] == [4, 1, 0, 3, 3]
     for row in range(5):
         assert torch.equal(rows[row]["numbers"], train[row]["numbers"])
-    new.drop(columns="area").to_csv(tmp_path / "n.csv", index=False)
+    # All cells stand beside a prediction as they are in the file, under a name of their own.
+    cells = {"table/row": 2**53 + 1, "id": "nr 7", "city": None, "built": new["built"].iloc[2]}
+    assert rows.about(2) == {"area": None, "rooms": new["rooms"].iloc[2], **cells}
+    assert "column 'city': 1 cells have categories that training rows don't have: 'paris'" in (
+        caplog.text
+    )
+    new.drop(columns="area").to_csv(path, index=False)
     with pytest.raises(ConfigError, match=r"dataset\.root: .*there is no column 'area'"):
-        Table.unlabelled(str(tmp_path / "n.csv"), train.learned, None, DEFAULT)
-
-
-def test_numbers_are_predicted_on_the_scale_of_the_table():
-    objective = TableRegression(torch.nn.MSELoss(), {}, [], "target", [100.0], [10.0])
-    batch = Batch({}, Request(0, 0, np.arange(2), np.arange(2), 2))
-    assert Objective(objective).rows(torch.tensor([[0.0], [1.5]]), batch) == [
-        {"predicted": 100.0},
-        {"predicted": 115.0},
-    ]
+        Table.unlabelled(str(path), train.learned, None, DEFAULT)
 
 
 def test_files_of_every_kind_give_the_same_samples(tmp_path):
@@ -195,6 +188,9 @@ def test_another_file_validates_with_the_classes_of_the_first(tmp_path):
     data[:10].assign(sold="maybe").to_csv(tmp_path / "b.csv", index=False)
     with pytest.raises(DataError, match=r"b\.csv', row 0, column 'sold': 'maybe' is not one of"):
         Table(str(tmp_path), "sold", "val", **options)
+    data[:10].drop(columns="area").to_csv(tmp_path / "b.csv", index=False)
+    with pytest.raises(ConfigError, match=r"b\.csv' there is no column 'area'"):
+        Table(str(tmp_path), "sold", "val", **options)
 
 
 BAD = {
@@ -244,21 +240,13 @@ def test_what_is_wrong_with_options_is_reported_with_the_key(tmp_path):
 
 def test_a_text_that_is_not_utf_8_is_named(tmp_path):
     bad = pa.array([b"rome", b"\x9b", b"oslo"]).view(pa.string())  # Arrow looks at no text
-    cells = {
-        "plain": bad,
-        "large": pa.array([b"rome", b"\x9b", None], pa.large_binary()).view(pa.large_string()),
-        "coded": pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), bad),
-    }
-    columns = pa.table(cells | {"x": [1, 2, 3], "y": [1.5, 2, 3]})
-    pq.write_table(columns, tmp_path / "t.parquet")
-    with pa.ipc.new_file(tmp_path / "t.arrow", columns.schema) as writer:
-        writer.write(columns)
-    for name in ("t.parquet", "t.arrow"):
-        for column in cells:
-            others = [other for other in cells if other != column]
-            with pytest.raises(DataError, match=rf"{name}' cannot be read: .*Invalid UTF8"):
-                Table(str(tmp_path / name), "y", exclude=others)
-        assert len(Table(str(tmp_path / name), "y", exclude=list(cells), val_fraction=0)) == 3
+    columns = {"plain": bad, "coded": pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), bad)}
+    table = pa.table(columns | {"x": [1, 2, 3], "y": [1.5, 2, 3]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    for column, other in (("plain", "coded"), ("coded", "plain")):
+        with pytest.raises(DataError, match=r"t\.parquet' cannot be read: .*Invalid UTF8"):
+            Table(str(tmp_path / "t.parquet"), "y", columns=[column], exclude=[other])
+    assert len(Table(str(tmp_path / "t.parquet"), "y", exclude=[*columns], val_fraction=0)) == 3
 
 
 def test_models_take_any_columns():
@@ -268,15 +256,6 @@ def test_models_take_any_columns():
     none = torch.zeros(4, 0)
     assert TableMlp(1, 3, [], hidden=[8])(numbers, none.long()).shape == (4, 1)
     assert TableLinear(1, 0, [5, 4])(none, categories).shape == (4, 1)
-
-
-def test_drawn_customers_are_a_table(tmp_path):
-    train = DrawnTable(str(tmp_path), count=100)
-    assert train.classes == ["no", "yes"]
-    assert "income missing" in train.encoding.names
-    assert list(train.encoding.categories) == ["plan", "city"]
-    assert {"age", "label", "class", "row"} <= set(train.metadata.columns)
-    assert DrawnTable(str(tmp_path), "val", "spent", count=100).facts["num_outputs"] == 1
 
 
 NAMES = ("NA", "DE", "None", "nan", "null")
@@ -356,26 +335,3 @@ def test_a_column_that_is_constant_but_for_rounding_is_not_scaled():
     assert Table(single, "y", kind="number").encoding.numbers[0].scale == 1.0
     small = pd.DataFrame({"z": np.arange(60) * 1e-15, "y": range(60)})
     assert Table(small, "y", kind="number").encoding.numbers[0].scale < 1e-13  # a unit of its own
-
-
-def test_predictions_have_the_cells_of_the_table_and_new_categories_are_logged(tmp_path, caplog):
-    rows = [f"{2**53 + row},0{row % 5},{'NA' if row % 3 else 'DE'},{row}.5" for row in range(60)]
-    (tmp_path / "a.csv").write_text("\n".join(["id,zip,country,price", *rows]))
-    (tmp_path / "new.csv").write_text(f"id,row,zip,country\n{2**53 + 1},7,01,FR\n,8,,NA\n")
-    table = Table(str(tmp_path / "a.csv"), "price", exclude=["id"])
-    assert table.about(0) == {"zip": "00", "country": "DE"}
-    caplog.clear()
-    new = Table.unlabelled(str(tmp_path / "new.csv"), table.learned, None, DEFAULT)
-    assert new.about(0) == {"id": 2**53 + 1, "table/row": 7, "zip": "01", "country": "FR"}
-    assert new.about(1) == {"id": None, "table/row": 8, "zip": None, "country": "NA"}
-    assert [row["categories"].tolist() for row in (new[0], new[1])] == [[3, 1], [0, 3]]
-    assert "column 'country': 1 cells have categories that training rows don't have: 'FR'" in (
-        caplog.text
-    )
-
-
-def test_a_validation_file_without_a_column_is_refused(tmp_path):
-    (tmp_path / "a.csv").write_text("x,z,y\n" + "1,2,u\n3,4,v\n" * 5)
-    (tmp_path / "b.csv").write_text("x,y\n1,u\n3,v\n")
-    with pytest.raises(ConfigError, match=r"b\.csv' there is no column 'z'"):
-        Table(str(tmp_path), "y", "val", "a.csv", "b.csv")
