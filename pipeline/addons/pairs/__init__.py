@@ -92,6 +92,7 @@ class TwoTowers(nn.Module):
     def __init__(self, image: nn.Module, text: nn.Module, temperature: float = 0.1) -> None:
         super().__init__()
         self.image, self.text = image, text
+        # Its logarithm is learned, so that a step multiplies it and never makes it negative.
         self.scale = nn.Parameter(-torch.tensor(temperature).log())
 
     def forward(self, image: Tensor, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,6 +138,7 @@ class Retrieval(Metric):
         # Some rows at a time: all likenesses of 50,000 rows would be 10 GB.
         for rows, partners in zip(first.split(1024), second.split(1024), strict=True):
             likeness, own = rows @ second.T, (rows * partners).sum(1, keepdim=True)
+            # A tie is shared: otherwise a model that says the same of all would be right.
             ahead = (likeness > own + _EQUAL).sum(1)
             equal = ((likeness - own).abs() <= _EQUAL).sum(1).clamp(min=1)
             found += torch.stack([((k - ahead) / equal).clamp(0, 1).double().sum() for k in self.k])
@@ -173,6 +175,7 @@ class TwoViews:
     def outputs(self, model: nn.Module, batch: Batch) -> list[Tensor]:
         """The vectors of each view, of length 1: float32[B, D] each."""
         names = [self.inputs[0], f"{self.inputs[0]}_2"]
+        # A batch of one view would train silently towards nothing.
         if names[1] not in batch or batch[names[0]].shape != batch[names[1]].shape:
             reason = (
                 f"a batch has no second view of {names[0]!r} of the same shape; set "
@@ -255,5 +258,6 @@ def nt_xent(own: Tensor, everything: Tensor, places: Tensor, temperature: float)
 
 def places_of(rows: Tensor) -> Tensor:
     """Where this rank's rows are among those of all ranks, as `gathered` has them: int64[n]."""
+    # By rank and not by size: shares of ranks may differ by a row.
     rank = launched_rank()[0]
     return (gathered(rows.new_full((len(rows),), rank)) == rank).nonzero().flatten()
