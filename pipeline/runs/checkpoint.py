@@ -226,6 +226,7 @@ class Checkpoints:
         self.every_epochs, self.every_steps = every_epochs, every_steps
         self.every_minutes = every_minutes
         self._writes = group is None or group.is_first
+        # One thread: two saves at once would be two copies of the state in memory.
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[None] | None = None
 
@@ -246,6 +247,7 @@ class Checkpoints:
         return path
 
     def _save(self, path: Path, text: str, tensors: dict[str, Tensor], best: bool) -> None:
+        # Nobody else writes here, so what a killed save has left goes at once.
         prepare(self.folder, CheckpointError, idle=0)
         write(path, text, tensors)
         if best:
@@ -256,6 +258,7 @@ class Checkpoints:
                 except OSError:  # a file system without hard links
                     shutil.copyfile(path, hidden)
                 hidden.replace(self.folder / BEST)
+        # Only now, when the new one is whole on the disk.
         by_step = [file for file in saved(self.folder) if file.name != BEST]
         for old in by_step[: -self.keep_last]:
             with suppress(OSError):  # then the next save tries again

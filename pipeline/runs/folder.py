@@ -127,6 +127,7 @@ class RunFolder:
         prepare(path, idle=0)
         run = cls(path, {**read_manifest(path), "status": "running"}, held)
         config = yaml.safe_load((path / CONFIG).read_bytes())
+        # The next session starts from this file, so it has to hold what this one has changed.
         run._write_config({**config, "trainer": {**config["trainer"], **trainer}})
         run.manifest.pop("ended", None)  # of the session before
         run.manifest["overrides"] = [*run.manifest.get("overrides", []), *longer]
@@ -143,6 +144,7 @@ class RunFolder:
 
     def note(self, **facts: Any) -> None:
         """Add facts to the manifest's entry of this session."""
+        # Written at each note: a run that is killed has told all that it knew.
         self.manifest["sessions"][-1] |= facts
         write_manifest(self.path, self.manifest)
 
@@ -183,6 +185,7 @@ class RunFolder:
 
 def take(folder: Path) -> FileIO | None:
     """Lock `folder`, and leave in it who has it; None if another process has it."""
+    # A lock, since a process id would be reused, and means nothing on another machine.
     with writing(folder / HOLDER):
         try:
             held = lock(folder / HOLDER)

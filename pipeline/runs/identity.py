@@ -98,6 +98,7 @@ def _hash_of(module: str) -> str:
 
 def digests(paths: Sequence[str]) -> list[str]:
     """The hash of each file's content, 32 hex digits; UNREADABLE for an unreadable file."""
+    # Threads are enough: hashing and reading release the interpreter.
     with ThreadPool(usable_cpus()) as pool:
         hashed = pool.imap(_hash, paths)
         return list(watched(hashed, len(paths), f"hashing {len(paths)} files"))
@@ -135,6 +136,7 @@ def fingerprint_of(dataset: Any, mode: str) -> str:
     own = names() if of_names else getattr(dataset, "fingerprint", None) or length_of(dataset)
     if mode != "content":
         return str(own)
+    # A file that is in several rows counts once.
     files = dict.fromkeys((str(n), str(p), *map(str, v)) for n, p, *v in dataset.data_files())
     hashes = {path: "" for _, path, *version in files if not any(version)}
     if hashes:

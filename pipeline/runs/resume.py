@@ -68,6 +68,7 @@ def differences(
     then, now = (Skipped.of(json.loads(facts.get(SKIP, "null"))) for facts in (saved, own))
     may_differ = [*despite, SCHEDULES, *([SKIP] if then.before(at) == now.before(at) else [])]
     problems = []
+    # All differences at once, so that nobody resumes five times to learn of five keys.
     for key in differing(saved, own):
         if any(f"{key}.".startswith(f"{name}.") for name in may_differ):
             continue

@@ -138,6 +138,7 @@ class Run:
         from penstock.loading.batch import batch_hash
         from penstock.tasks.replay import recompute
 
+        # The batch is made anew, by the same code as in the run.
         asked = {"split": split, "epoch": epoch, "step": step}
         batch = recompute(getattr(self._data, split), self._data.config.model_copy(update=asked))
         known = self.digests.query("epoch == @epoch and step == @step")["hash"].tolist()

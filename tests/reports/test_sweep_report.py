@@ -80,7 +80,6 @@ def test_seeds_are_folded_into_mean_and_spread(swept):
         assert f"<td>{statistics.stdev(own):.5g}</td>" in page
     best = min(statistics.mean(values[:2]), statistics.mean(values[2:]))
     assert f"Best mean nme {best:.6g} with sampler=" in page
-    assert '<th scope="row">trainer.max_epochs</th><td>2</td>' in page.replace(' class="words"', "")
 
 
 def test_what_is_missing_is_told(sweep):
@@ -213,6 +212,5 @@ def test_a_setting_that_lacks_a_fold_is_not_the_best(tmp_path):
             best={} if value is None else {"val/loss": value},
         )
     page = page_of(tmp_path)
-    assert "loss by optimizer.lr" in page
     assert "Best mean loss 0.6 with optimizer.lr=1." in page
     assert "3 of 4 jobs done; 1 failed" in page

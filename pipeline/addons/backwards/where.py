@@ -67,8 +67,10 @@ def run(config: Config) -> None:
         last = config.trainer.max_epochs if split.is_train else 1
         first, _, stop = str(f"0:{last}" if config.epochs is None else config.epochs).partition(":")
         epochs = range(int(first), int(stop or int(first) + 1))
+        # No index from rows to addresses: listing costs 0.2 us a row, and an index is memory.
         addresses = [Address(at, step) for at in epochs for step in range(every.steps(at))]
     lines = [line for each in addresses for line in _lines(split, every, table, each, wanted)]
+    # Only columns that some line has: few datasets have paths, fewer are mixtures.
     names = list(dict.fromkeys(name for line in lines for name in line))
     put_rows([names, *([line.get(name, "") for name in names] for line in lines)])
 
@@ -81,6 +83,7 @@ def _lines(
     nproc = default_processes() if distributed.nproc == "auto" else distributed.nproc
     world = 1 if distributed.strategy == "none" else nproc
     for rank in range(world):
+        # What each rank reads, as a person who follows a bad batch looks into one rank's log.
         share = every.request(*address, rank, world)
         for place in np.flatnonzero(wanted[share.indices[: share.valid]]).tolist():
             row, position = int(share.indices[place]), share.positions[place : place + 1]
@@ -135,8 +138,10 @@ def _rows_of(sample: Any, split: Split) -> list[int]:
             has_paths = table is not None and "path" in table.columns
             every = range(0 if has_paths else len(whole))
             paths = table["path"] if has_paths else [path_of(whole, row) for row in every]
+            # The end of a path is enough: nobody types the folder of the data.
             tail = "/" + text.strip().lstrip("./")
             own |= {row for row, path in enumerate(paths) if f"/{path}".endswith(tail)}
+    # Numbers are the dataset's own; the plan counts what its filter has left.
     rows = sorted(own)
     if isinstance(split.dataset, SomeRows):
         rows = np.flatnonzero(np.isin(split.dataset.rows, rows)).tolist()

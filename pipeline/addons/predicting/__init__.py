@@ -101,6 +101,7 @@ def trained(config: Config, world: World | None = None, elsewhere: bool = False)
             encoding than the one that the model was trained with.
         PenstockError: there are no weights, or they are damaged or of another model.
     """
+    # The best weights, and not the last: those are what the metrics of the run are of.
     path = checkpoint.find(Path(config.checkpoint or str(config.run)))
     learned, config = learned_of(path), config.model_copy(deep=True)
     for section, nodes in learned.get("steps", {}).items():
@@ -110,6 +111,7 @@ def trained(config: Config, world: World | None = None, elsewhere: bool = False)
             if "vocabulary" in known:  # its name alone: a manifest names no file elsewhere
                 kept = path.parent.parent / "learned" / Path(known["vocabulary"]).name
                 known["vocabulary"] = str(kept)
+            # What was typed stays: only what came from the training data is filled in.
             steps[name] = {
                 key: known[key] if value == "dataset" else value
                 for key, value in steps[name].items()
@@ -142,6 +144,7 @@ def leave(fit: Any) -> None:
             for name, node in getattr(data.config.transform, section).items():
                 if "dataset" in (node or {}).values():
                     known[name] = {**data.with_statistics(node)}
+                # The cache stays on this machine, and the run may be copied to another one.
                 if node and node.get("vocabulary") == "dataset":
                     file = Path(known[name]["vocabulary"])  # of the cache, which stays here
                     folder.mkdir(exist_ok=True)
@@ -192,6 +195,7 @@ def _note(ready: Trained, metrics: Record) -> None:
     with suppress(DataError):  # of a damaged row
         first = _first_rows(data.test)
         for other in data.splits:
+            # Equal rows within one split, such as blank images, say nothing about the other.
             if len(set(first)) > 1 and first == _first_rows(other):
                 raise ConfigError(
                     Problem(
@@ -220,6 +224,7 @@ def _first_rows(split: Split) -> list[bytes]:
 
 def predict(config: Config) -> None:
     """Predict what is at `dataset.root`, and write it to `config.out`."""
+    # Before the model is read: hours of work must not end at a full or missing folder.
     out = _new_file(config, (".jsonl", ".csv", ".parquet"))
     ready, wanted = trained(config, elsewhere=True), config.distributed
     with join(ready.parts.world, wanted.backend, wanted.timeout) as group:
@@ -254,6 +259,7 @@ def predicted(
     )
     data.config = data.config.model_copy(update={"bad_samples": bad})
     data.dataset = dataset = _unlabelled(ready, root)
+    # One damaged file of a million ends nothing; it has a row that says why.
     data.fingerprint = {}  # no run continues with it
     about: Callable[[int], Row] = getattr(dataset, "about", lambda number: {})
     first, _, last = (part or ":").partition(":")
@@ -268,6 +274,7 @@ def predicted(
         if group.is_first:
             batches = watched(batches, data.plan.steps(0), "predicting")
         for batch in batches:
+            # Ranks of FSDP gather weights layer by layer, so all of them make every forward pass.
             with autocast(device, precision), together(group, batch.request):
                 outputs = ready.objective.answer(ready.model, batch)
             valid = ... if batch.valid is None else np.asarray(batch.valid)
@@ -346,6 +353,7 @@ def _unlabelled(ready: Trained, root: str | Sequence[str | os.PathLike[str]]) ->
                 "class method unlabelled(root, learned, files, limits) (docs/predicting.md)",
             )
         )
+    # All rows are new: none is held out, and none has a label.
     given: dict[str, Any] = {"root": root, "val_fraction": 0.0, "test_fraction": 0.0}
     given |= dict.fromkeys(("label", "val_file", "split_column"))
     if Path(str(root)).is_file():
@@ -390,6 +398,7 @@ def export(config: Config) -> None:
     """
     format, out = config.format, _new_file(config, [_ENDINGS[config.format]])
     ready, content = trained(config, elsewhere=config.format == "weights"), BytesIO()
+    # On the CPU, so that the file does not ask for the GPU that it was written on.
     model, names = ready.model.cpu(), list(ready.objective.inputs)
     if format == "weights":
         # Each by itself: tensors that share memory, as tied weights do, are written twice.

@@ -3,7 +3,7 @@
     Section("Curves", body)            a heading and what is below it
     render(title, kind, lead, sections, foot) -> str
     write(path, page)
-    table, chart, facts, figures, command, code, folded, listed, charts_of, together -> Markup
+    table, chart, facts, command, paragraph, together, part(macro, ...) -> Markup
 
 Every text is escaped, unless it is `Markup` that one of these functions returned; control
 characters and marks that turn the direction of reading become visible first. The page's only script
@@ -111,24 +111,9 @@ def facts(values: Mapping[str, object], short: bool = False) -> Markup:
     return part("facts", present, short)
 
 
-def figures(values: Iterable[tuple[str, object, object]]) -> Markup:
-    """A few numbers in large type: name, value and a note each."""
-    return part("figures", list(values))
-
-
 def command(line: str, what: str = "") -> Markup:
     """A line to paste into a shell, with a button that copies it; `what` it does."""
     return part("command", line, what)
-
-
-def code(text: str, name: str) -> Markup:
-    """A text in lines as they are, e.g. YAML; `name` is read out by screen readers."""
-    return part("code", text, name)
-
-
-def folded(title: str, body: Markup) -> Markup:
-    """What is shown after a click on its title."""
-    return part("folded", title, body)
 
 
 def curve(
@@ -169,16 +154,6 @@ def chart(title: str, curves: Iterable[dict[str, Any]], wide: bool = False, **mo
     usual |= {"log": False, "logx": False, "percent": False}
     kept = [one for one in curves if len(one["x"]) > one["line"]]  # a point alone is no line
     return part("chart", title, {"curves": kept, **usual, **more}, wide) if kept else Markup("")
-
-
-def charts_of(some: Iterable[Markup]) -> Markup:
-    """Charts side by side where there is room."""
-    return part("charts", list(some))
-
-
-def listed(some: Iterable[object]) -> Markup:
-    """Short remarks, one below the other."""
-    return part("listed", list(some))
 
 
 def paragraph(text: object) -> Markup:

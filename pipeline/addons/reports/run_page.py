@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -107,9 +107,9 @@ def curves(run: Run) -> Section | None:
         "Curves",
         page.together(
             table if len(rows) == 1 else None,
-            page.charts_of(charts),
-            page.listed(sentences) if sentences else None,
-            page.folded("The numbers, epoch by epoch", table) if len(rows) > 1 else None,
+            page.part("charts", charts),
+            page.part("listed", sentences) if sentences else None,
+            page.part("folded", "The numbers, epoch by epoch", table) if len(rows) > 1 else None,
         ),
     )
 
@@ -154,8 +154,8 @@ def settings(run: Run) -> Section:
         page.together(
             page.facts(facts),
             page.table("What was typed", ("key", "value"), pairs) if pairs else None,
-            page.folded("The whole configuration", page.code(whole, "config.yaml")),
-            page.folded("Machine and versions", page.facts(texts, short=True)),
+            page.part("folded", "The whole configuration", page.part("code", whole, "config.yaml")),
+            page.part("folded", "Machine and versions", page.facts(texts, short=True)),
         ),
     )
 
@@ -176,7 +176,10 @@ def time_spent(run: Run) -> Section | None:
     rows = [(name, numeral(ms, 3), f"{ms / total:.0%}") for name, ms in spent.items() if total]
     caption = "Work on a sample by stage, on average; workers do it ahead of the training"
     table = page.table(caption, ("stage", "ms a sample", "share"), rows, (1, 2))
-    parts = [page.charts_of(charts) if len(waiting["x"]) > 1 else None, table if rows else None]
+    parts = [
+        page.part("charts", charts) if len(waiting["x"]) > 1 else None,
+        table if rows else None,
+    ]
     return Section("Where the time went", page.together(*parts)) if any(parts) else None
 
 
@@ -202,17 +205,11 @@ def starts(run: Run) -> Section | None:
     died = f"{counted(deaths, 'worker')} died and were replaced; no batch differs by that."
     trained = f"{duration(seconds_of(run))} of training in finished epochs."
     lines = [trained, died if deaths else "No worker died."]
-    return Section("Starts and stops", page.together(table, page.listed(lines))) if rows else None
-
-
-class Spike(NamedTuple):
-    """A step whose loss stands out; `times` the median of the steps around it."""
-
-    epoch: int
-    step: int
-    loss: float
-    times: float
-    samples: int
+    return (
+        Section("Starts and stops", page.together(table, page.part("listed", lines)))
+        if rows
+        else None
+    )
 
 
 _AROUND = 25  # steps on each side that a step is compared with
@@ -220,15 +217,16 @@ _OUTLYING = 5.0  # deviations from which on a loss is a spike
 _MOST_SPIKES = 8
 
 
-def spikes_of(ledger: pd.DataFrame) -> list[Spike]:
-    """The steps whose loss is far above that of the steps around, the farthest first.
+def spikes_of(ledger: pd.DataFrame) -> pd.DataFrame:
+    """The steps whose loss is far above that of the steps around, the farthest first; `times` the
+    median of these.
 
     A loss is compared with the median around it, since losses fall; the deviation is the median
     one of all steps, times 1.4826, as that of normal noise.
     """
     loss, width = ledger["loss"].to_numpy(float), 2 * _AROUND + 1
     if len(loss) < width:
-        return []
+        return ledger[:0]
     windows = np.lib.stride_tricks.sliding_window_view(loss, width)[:: max(1, len(loss) // 50_000)]
     usual = np.interp(
         np.arange(len(loss)),
@@ -241,27 +239,29 @@ def spikes_of(ledger: pd.DataFrame) -> list[Spike]:
     above[:_AROUND] = 0
     far = np.flatnonzero(np.isfinite(above) & (above > _OUTLYING * max(deviation, 1e-12)))
     far = far[np.argsort(-above[far], kind="stable")][:_MOST_SPIKES]
-    epoch, step, samples = (ledger[name].to_numpy() for name in ("epoch", "step", "samples"))
-    columns = (epoch, step, loss, loss / usual, samples)
-    return [Spike(*(column[i].item() for column in columns)) for i in far]
+    return ledger.assign(times=loss / usual).iloc[far]
 
 
 def spikes(run: Run) -> Section | None:
     """A table of spikes with the command that makes the first one's batch again."""
-    found = [] if run.ledger is None else spikes_of(run.ledger)
-    if not found:
+    if run.ledger is None or not len(found := spikes_of(run.ledger)):
         return None
     rows = [
-        (f"epoch {at}, step {step}", numeral(loss), f"{times:.2f}", samples)
-        for at, step, loss, times, samples in found
+        (
+            f"epoch {one['epoch']}, step {one['step']}",
+            numeral(one["loss"]),
+            f"{one['times']:.2f}",
+            one["samples"],
+        )
+        for one in found.to_dict("records")
     ]
     caption = f"Steps whose loss is far above that of the {2 * _AROUND} steps around"
     table = page.table(
         caption, ("address", "loss", "times their median", "samples"), rows, (1, 2, 3)
     )
-    what = "The first one's batch, made again with its rows:"
-    first = page.command(replay(run, found[0].epoch, found[0].step), what)
-    return Section("Spikes", page.together(table, first))
+    what, first = "The first one's batch, made again with its rows:", found.iloc[0]
+    line = replay(run, int(first["epoch"]), int(first["step"]))
+    return Section("Spikes", page.together(table, page.command(line, what)))
 
 
 def data(run: Run) -> Section:

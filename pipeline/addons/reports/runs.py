@@ -8,11 +8,12 @@ Cost: 3 ms a run; torch is not imported.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+import pandas as pd
 
 from penstock import program
 from penstock.addons.reports.values import column, finite, moment
@@ -29,8 +30,6 @@ from penstock.terminal import one_line, say, watched
 FOLDERS = ("outputs", "multirun")
 State = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
 
-_SPAN = re.compile(r"(\d{1,6})(m|h|d|w)")
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _LONGEST = 200  # characters of a reason
 
 
@@ -138,10 +137,9 @@ def put_runs(
 def _since(text: str | None) -> datetime | None:
     if text is None:
         return None
-    span = _SPAN.fullmatch(text)
     try:
-        if span:
-            return datetime.now().astimezone() - timedelta(**{_UNITS[span[2]]: int(span[1])})
+        if text[-1:] in "mhdw":
+            return datetime.now().astimezone() - pd.Timedelta(text).to_pytimedelta()
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         reason = f"{text!r} is no time; give a span (30m, 12h, 2d, 1w) or a date (2026-11-22)"

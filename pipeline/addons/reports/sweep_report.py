@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +19,12 @@ from markupsafe import Markup
 from penstock.addons.reports import page, report
 from penstock.addons.reports.page import COLORS, MUTED, Section, chart, curve
 from penstock.addons.reports.values import column, counted, finite, numeral
-from penstock.addons.sweeps.sweep import FINISHED, REPEATED, Job, jobs_of, tables
+from penstock.addons.sweeps.sweep import FINISHED, Job, jobs_of, tables
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.runs.folder import MANIFEST
 from penstock.runs.run import Run
 
 _STATES = (*FINISHED, "failed", "preempted", "interrupted", "killed", "running")
-_MOST_KEYS = 8  # charts of keys
 _MOST_COLORED = 6  # jobs
 _MOST_LINES = 200  # jobs in a chart of curves
 
@@ -83,8 +81,7 @@ def write(folder: Path, key: str = "runs") -> Path:
     # A setting that lacks jobs stands behind: the easiest fold is no result.
     means = means.sort_values(["jobs", mean], ascending=[False, sign > 0])
     sweep = Sweep(folder, jobs, runs, troubles, means, varied, best)
-    makes = (leaderboard, keys, curves, settings)
-    parts = [section for make in makes if (section := report.part_of(make, sweep))]
+    parts = [section for make in (leaderboard, curves) if (section := report.part_of(make, sweep))]
     foot = f"Made from the files in {folder}; task=report makes it again."
     made = page.render(f"Sweep {folder.name}", "a sweep", _lead(sweep), parts, foot)
     return page.write(folder / report.NAME, made)
@@ -137,26 +134,8 @@ def leaderboard(sweep: Sweep) -> Section:
     ]
     caption = "Means of settings, with the standard deviation over what repeats them"
     means = page.table(caption, [*sweep.means.columns], lines)
-    every = page.folded(f"All {counted(len(rows), 'job')}", jobs)
+    every = page.part("folded", f"All {counted(len(rows), 'job')}", jobs)
     return Section("Leaderboard", page.together(means, every))
-
-
-def keys(sweep: Sweep) -> Section | None:
-    """The metric over each key whose values are numbers, a point for each job that is done."""
-    jobs, charts = [job for job in sweep.jobs if job.value is not None], []
-    for key in sweep.varied:
-        with suppress(ValueError):  # its values are words
-            x = [float(job.settings.get(key, "")) for job in jobs]
-            if key in REPEATED or len(set(x)) < 2:
-                continue
-            notes, metric = (
-                [f"{key}={job.settings[key]}, job {job.name}" for job in jobs],
-                jobs[0].metric,
-            )
-            dots = curve(metric, x, (job.value or 0.0 for job in jobs), notes, line=False)
-            log = min(x) > 0 and max(x) >= 10 * min(x)
-            charts.append(chart(f"{metric} by {key}", [dots], x_label=key, logx=log))
-    return Section("What matters", page.charts_of(charts[:_MOST_KEYS])) if charts else None
 
 
 def curves(sweep: Sweep) -> Section | None:
@@ -177,14 +156,4 @@ def curves(sweep: Sweep) -> Section | None:
         split, _, short = name.partition("/")
         title = f"{'Validation' if split == 'val' else 'Training'} {short}"
         charts.append(chart(title, lines, not charts, x_label="epoch"))
-    return Section("Curves", page.charts_of(charts)) if any(charts) else None
-
-
-def settings(sweep: Sweep) -> Section:
-    """What all jobs share, and how they were started."""
-    first = next((run.manifest.get("command") for run in sweep.runs.values()), None)
-    rows = [pair for pair in sweep.jobs[0].settings.items() if pair[0] not in sweep.varied]
-    varied = ", ".join(sweep.varied)
-    facts = {"started by": first, "folder": sweep.path, "keys that vary": varied}
-    table = page.table("Overrides that all jobs share", ("key", "value"), rows) if rows else None
-    return Section("Settings", page.together(table, page.facts(facts)))
+    return Section("Curves", page.part("charts", charts)) if any(charts) else None

@@ -50,7 +50,7 @@ def lead(run: Run) -> Markup:
         page.shown(run.state), page.shown(sentence(run))
     )
     lines = [page.command(line, what) for line, what in to_type(run)]
-    return page.together(verdict, page.figures(figures(run)), *lines)
+    return page.together(verdict, page.part("figures", figures(run)), *lines)
 
 
 def sentence(run: Run) -> str:
@@ -179,7 +179,8 @@ def figures(run: Run) -> list[tuple[str, object, object]]:
         numbers.append((f"best {name}", numeral(own), f"in epoch {epoch}"))
     if constant is not None and own is not None:
         numbers.append((baseline_of(run), numeral(constant), f"{name} to beat"))
-    numbers += [(f"test {name}", numeral(value), "measured once") for value in _tested(run, name)]
+    if (tested := number((run.manifest.get("test") or {}).get("metrics"), name)) is not None:
+        numbers.append((f"test {name}", numeral(tested), "measured once"))
     if len(run.metrics):
         numbers.append(
             ("epochs", len(run.metrics), counted(int(run.metrics["step"].iloc[-1]), "step"))
@@ -190,14 +191,6 @@ def figures(run: Run) -> list[tuple[str, object, object]]:
     if waited is not None:
         numbers.append(("waiting for data", f"{waited:.0%}", "of the training time"))
     return numbers
-
-
-def _tested(run: Run, name: str) -> list[float]:
-    """What `task=test` has measured, if it has."""
-    test: Any = run.manifest.get("test")
-    metrics = test.get("metrics") if isinstance(test, dict) else None
-    value = metrics.get(name.removeprefix("val/")) if isinstance(metrics, dict) else None
-    return [float(value)] if isinstance(value, (int, float)) else []
 
 
 def to_type(run: Run) -> list[tuple[str, str]]:
@@ -223,10 +216,6 @@ def to_type(run: Run) -> list[tuple[str, str]]:
         if epoch == last and _improves(run) and is_better(run) and not concern(run):
             more = command(run, resume, f"trainer.max_epochs={2 * (last + 1)}")
             lines.append((more, "It was still getting better. To train longer:"))
-        elif last - epoch > 2:
-            sooner = f"trainer.patience={max(2, (last - epoch) // 2)}"
-            what = f"Epoch {epoch} was best. To stop sooner next time:"
-            lines.append((command(run, sooner, again=True), what))
     if not lines:
         best = program.override("checkpoint", run.path)
         again = command(run, "task=validate", best, again=True)

@@ -60,6 +60,7 @@ def transformers_model(
     Raises:
         ConfigError: transformers is not installed; or the folder, the kind or an argument is none.
     """
+    # Before its import, which reads them; what a person has set stays.
     os.environ |= {
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -94,6 +95,7 @@ def transformers_model(
                 local_files_only=True,
                 use_safetensors=True,
                 trust_remote_code=False,
+                # A head of other classes begins anew, as fine-tuning wants it.
                 ignore_mismatched_sizes=True,
                 dtype=torch.float32,
                 output_loading_info=True,
@@ -107,6 +109,7 @@ def transformers_model(
         raise ConfigError(
             Problem("model", f"{path or model_type}: {reason} (nothing is fetched)")
         ) from error
+    # Our batches have lengths where transformers takes a mask.
     model.register_forward_pre_hook(_masked)
     made: nn.Module = model.train()
     return made
