@@ -1,6 +1,6 @@
 """Record batches as the columns of a pack, and back: the one conversion of cells.
 
-    number, numbers, label    numbers of one shape a row; labels by a number of their own text
+    number, numbers, label    numbers of one shape a row; of a label, the number of its class
     tensor                    numbers of one shape, where the type says so; else of any shape a row
     text, image, bytes        their bytes
 
@@ -10,9 +10,8 @@ stored as zeros or nothing, and refused when it is read. Cost: 0.1 us a row and 
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from penstock.addons.tables.kinds import (
     is_list,
     is_text,
     is_whole,
-    written_classes,
 )
 from penstock.datasets.arrays import plain_numbers
 from penstock.files.limits import Limits
@@ -38,38 +36,15 @@ Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 
 
-@dataclass
-class Labels:
-    """The texts of a label column, numbered in order of appearance.
-
-    Attributes:
-        written: names of the classes, where `datasets` describes them.
-        whole: whether it is a column of whole numbers.
-        codes: text -> its number.
-    """
-
-    written: list[str] | None
-    whole: bool
-    codes: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    def of(self, batch: pa.RecordBatch, column: str, schema: pa.Schema) -> IntArray:
-        """The numbers of a column's values, int64[n]; -1 of a null, or a number without a name.
-
-        Args:
-            schema: of the file, which may give its own names to numbers.
-        """
-        array, written = batch.column(column), written_classes(schema, column)
-        if pa.types.is_dictionary(array.type):  # which may list texts that no row has
-            array = array.dictionary_decode()
-        coded = array.dictionary_encode()
-        values = coded.dictionary.cast(pa.string() if is_text(array.type) else pa.int64())
-        texts = [None if value is None else str(value) for value in values.to_pylist()]
-        if written is not None:
-            names = {str(number): name for number, name in enumerate(written)}
-            texts = [names.get(str(text)) for text in texts]
-        own = [-1 if t is None else self.codes.setdefault(t, len(self.codes)) for t in texts]
-        places = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return np.array([*own, -1], np.int64)[places]
+def label_texts(array: pa.Array) -> tuple[list[str], IntArray]:
+    """The values of a column of labels as texts, and which of them each row has: int64[n], -1 for
+    a null."""
+    if pa.types.is_dictionary(array.type):  # which may list texts that no row has
+        array = array.dictionary_decode()
+    coded = array.dictionary_encode()
+    values = coded.dictionary.cast(pa.string() if is_text(array.type) else pa.int64())
+    numbers = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return [*map(str, values.to_pylist())], numbers
 
 
 def stored_field(field: TableField, schema: pa.Schema) -> tuple[Field, tuple[int, ...] | None]:
@@ -102,19 +77,17 @@ def converted(
     stored: Field,
     shape: tuple[int, ...] | None,
     batch: pa.RecordBatch,
-    codes: IntArray | None,
+    classes: Sequence[str],
     limits: Limits,
 ) -> tuple[Column, Mask]:
     """A field of the rows of a batch, and which of them are bad, bool[n].
 
     Args:
         stored, shape: its `stored_field`.
-        codes: of a label, int64[n]: the numbers of its texts.
+        classes: of a label, as its column writes them.
     """
     arrays = [batch.column(name) for name in field.columns]
-    bad = np.zeros(batch.num_rows, np.bool_)
-    for array in arrays:
-        bad |= _nulls(array)
+    bad = np.any([_nulls(array) for array in arrays], axis=0)
     if field.kind == "tensor":
         numbers, shapes, wrong = _tensors(arrays[0], stored.dtype)
         bad |= wrong
@@ -126,8 +99,11 @@ def converted(
     elif shape is None:
         starts, numbers, missing = _content(arrays[0])
         shapes, bad = np.diff(starts)[:, None], bad | missing
-    elif codes is not None:
-        numbers = codes
+    elif field.kind == "label":
+        texts, places = label_texts(arrays[0])
+        order = {text: number for number, text in enumerate(classes)}
+        numbers = np.array([*(order.get(text, -1) for text in texts), -1], np.int64)[places]
+        bad |= numbers < 0
     else:
         numbers = np.empty((len(bad), len(arrays)), stored.dtype)
         for place, array in enumerate(arrays):
@@ -186,25 +162,16 @@ def _content(array: pa.Array) -> tuple[IntArray, Array, Mask]:
 
 
 def _nulls(array: pa.Array) -> Mask:
-    nulls: Mask = array.is_null().to_numpy(zero_copy_only=False)
-    return nulls
+    return array.is_null().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
 def _numbers(array: pa.Array) -> Array:
     """The values of a column of numbers, 0 for nulls."""
     if array.null_count:
         array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
-    values: Array = array.to_numpy(zero_copy_only=False)
-    return values
+    return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
 def _wrong(values: Array) -> Mask:
     """Which numbers a sample cannot have: not finite, or beyond an int64."""
-    if values.dtype.kind == "f":
-        wrong: Mask = ~np.isfinite(values)
-        return wrong
-    return (
-        values > np.iinfo(np.int64).max
-        if values.dtype == np.uint64
-        else np.zeros_like(values, np.bool_)
-    )
+    return ~np.isfinite(values) | ((values.dtype == np.uint64) & (values > np.iinfo(np.int64).max))

@@ -123,42 +123,34 @@ def choose_fields(
     """
     if fields is not None:
         return [_chosen(schema, name, choice, key + name) for name, choice in fields.items()]
-    made = []
-    for column in schema:
-        if column.name not in without and (kind := _own_kind(schema, column.name, column.name)):
-            made.append(TableField(column.name, (column.name,), kind))
+    kinds = {n: _own_kind(schema, n, n) for n in schema.names if n not in without}
+    made = [TableField(name, (name,), kind) for name, kind in kinds.items() if kind]
     audio = [field for field in made if field.kind == "audio"]
-    taken = {field.name for field in made}
-    for field in audio:
-        name = "rate" if len(audio) == 1 and "rate" not in taken else f"{field.name}_rate"
-        if name not in taken:
-            made.append(TableField(name, field.columns, "rate"))
+    if len(audio) == 1 and "rate" not in kinds:
+        made.append(TableField("rate", audio[0].columns, "rate"))
     return made
 
 
 def _chosen(schema: pa.Schema, field: str, choice: object, key: str) -> TableField:
     given: Mapping[str, Any] = choice if isinstance(choice, Mapping) else {"kind": choice}
-    columns, kind = given.get("columns"), given.get("kind")
-    wanted: Any = None
-    allowed = {"columns"} if columns is not None else {"column", "kind"}
-    if unknown := sorted(set(given) - allowed):
-        reason = f"takes {' and '.join(sorted(allowed))}, not {unknown[0]!r}"
+    joins = "columns" in given
+    if {*given} - ({"columns"} if joins else {"column", "kind"}):
+        reason = f"has {', '.join(given)}; allowed: column and kind, or columns alone"
         raise ConfigError(Problem(key, reason))
-    if columns is not None and (isinstance(columns, str) or not columns):
+    names = given["columns"] if joins else [given.get("column") or field]
+    if isinstance(names, str) or not names:
         raise ConfigError(Problem(key, "columns has to be a list of columns of numbers: [x0, x1]"))
-    names = tuple(columns or [given.get("column") or field])
+    wanted: Any = None
     for name in names:
         if name not in schema.names:
             raise ConfigError(Problem(key, no_column(name, schema.names)))
-        type_ = schema.field(name).type
-        possible = kinds_of(type_)
-        wanted = "number" if columns is not None else kind or _own_kind(schema, name, field)
+        possible = kinds_of(schema.field(name).type)
+        wanted = "number" if joins else given.get("kind") or _own_kind(schema, name, field)
         if wanted not in possible:
-            reason = f"column {name!r} is {type_}, which can be {', '.join(possible) or 'no field'}"
-            raise ConfigError(Problem(key, f"{reason}, not {wanted}; kinds: {', '.join(KINDS)}"))
-    if len({*names}) < len(names):
-        raise ConfigError(Problem(key, f"names a column twice: {', '.join(names)}"))
-    return TableField(field, names, "numbers" if columns is not None else wanted)
+            reason = f"column {name!r} is {schema.field(name).type}, which can be "
+            reason += f"{', '.join(possible) or 'no field'}, not {wanted}"
+            raise ConfigError(Problem(key, f"{reason}; kinds: {', '.join(KINDS)}"))
+    return TableField(field, tuple(names), "numbers" if joins else wanted)
 
 
 def _own_kind(schema: pa.Schema, column: str, field: str) -> Kind | None:

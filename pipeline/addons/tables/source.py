@@ -4,7 +4,7 @@ the fields that their rows become, the classes, and the samples of some rows."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from penstock.addons.audio.reading import check_soundfile, read_audio, read_head
 from penstock.addons.packs.folder import Column, Pack
 from penstock.addons.storage.files import RecordFiles, split_of
 from penstock.addons.storage.rows import ListedRows, TableRows, no_column
-from penstock.addons.tables.columns import Labels, Mask, converted, stored_field
+from penstock.addons.tables.columns import Mask, converted, label_texts, stored_field
 from penstock.addons.tables.kinds import (
     Fields,
     TableField,
@@ -35,20 +35,27 @@ _log = logging.getLogger(__name__)
 
 BAD = "table.bad"  # which rows are bad; no field has a file with a dot in its name
 DECODED = ("image", "audio", "rate")
+Place = Callable[[int], tuple[int, int]]  # row of a pack -> the number of its file, its row there
+# What is wrong with a bad cell, by the kind of its field.
+_WRONG = {
+    "number": "is no finite number of 64 bits",
+    "numbers": "is no finite number of 64 bits",
+    "tensor": "is no tensor of finite numbers",
+}
 
 
 class Source:
     """Some files with the same columns.
 
+    Args:
+        exact: whether no file may have other columns, for nobody has chosen some.
+
     Attributes:
         schema: of the first file.
-        exact: whether no file may have other columns, for nobody has chosen some.
     """
 
-    exact = False
-
-    def __init__(self, files: RecordFiles, text: Csv) -> None:
-        self.files, self.text = files, text
+    def __init__(self, files: RecordFiles, text: Csv, exact: bool) -> None:
+        self.files, self.text, self._exact = files, text, exact
         self.schema = self.open(0).schema
 
     def open(self, number: int) -> TableFile:
@@ -58,8 +65,8 @@ class Source:
         file = self.files.open(number) if in_parts else str(self.files.path(number))
         return TableFile(file, address, self.text)
 
-    def batches(self, columns: Sequence[str]) -> Iterator[tuple[int, TableFile, pa.RecordBatch]]:
-        """All rows of these columns: the number of the file, the file, some of its rows.
+    def batches(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """All rows of these columns: the number of the file, and some of its rows.
 
         Raises:
             DataError: a file is damaged, or has other columns than the first.
@@ -68,11 +75,11 @@ class Source:
             file = self.open(number)
             self.check(file, columns)
             for batch in file.batches(columns):
-                yield number, file, batch
+                yield number, batch
 
     def check(self, file: TableFile, columns: Sequence[str]) -> None:
         """Refuse a file whose `columns` are missing or of other types than in the first file."""
-        others = {*file.schema.names} ^ {*self.schema.names} if self.exact else set()
+        others = {*file.schema.names} ^ {*self.schema.names} if self._exact else set()
         for column in [*columns, *sorted(others.difference(columns))]:
             here, there = (
                 schema.field(column).type if column in schema.names else "missing"
@@ -110,7 +117,7 @@ class TableDataset(FileDataset):
         text: Csv,
         lazy: bool = False,
     ) -> None:
-        """Read the schema, choose the fields and number the classes.
+        """Read the schema, choose the fields, name the classes and find the rows.
 
         Args:
             files_of: split -> its files.
@@ -121,9 +128,9 @@ class TableDataset(FileDataset):
         self._split, self._shares, self._split_column = split, shares, split_column
         self._reader, self._limits, self.lazy = check_reader(reader), limits or DEFAULT, lazy
         files = files_of(split)
-        self.source = trained = Source(files, text)
+        self.source = trained = Source(files, text, fields is None)
         if files.whole:  # the training files say which fields and classes there are
-            trained = Source(files_of("train"), text)
+            trained = Source(files_of("train"), text, fields is None)
         self._schema = schema = trained.schema
         if split_column is not None and split_column not in schema.names:
             reason = no_column(split_column, schema.names)
@@ -139,120 +146,89 @@ class TableDataset(FileDataset):
             _log.warning("%s: no fields are made of %s", files.addresses[0], types)
         if any(field.kind in ("audio", "rate") for field in self.fields):
             check_soundfile()
-        self.source.exact = trained.exact = fields is None
         trained.check(self.source.open(0), self._columns)
         layouts = {field.name: stored_field(field, schema) for field in self.fields}
         self._stored = {name: stored for name, (stored, _) in layouts.items()}
         self._shapes = {name: shape for name, (_, shape) in layouts.items()}
         self._ragged = [name for name, shape in self._shapes.items() if shape is None]
-        self._number(trained, classes)
-        self._divide()
+        names = self._name_classes(classes)
+        self._load(trained)
+        self.label_classes = {name: names.get(name, texts) for name, texts in self._texts.items()}
+        self.classes = next(iter(self.label_classes.values()), [])
 
-    def _labels_of(self, source: Source, named: bool) -> dict[str, Labels]:
-        """Label field -> the texts in its column of these files.
+    def _load(self, trained: Source) -> None:
+        """Find the classes that nobody names in the files of training, and the rows."""
+        raise NotImplementedError
 
-        Args:
-            named: whether the classes of the first one are known.
+    def _name_classes(self, classes: Sequence[str] | None) -> dict[str, list[str]]:
+        """Label field -> the names that somebody has given to its classes.
+
+        What its column has instead, which are numbers where `datasets` wrote it, is in `_texts`.
         """
-        raise NotImplementedError
-
-    def _divide(self) -> None:
-        """Find the rows of the split."""
-        raise NotImplementedError
-
-    def _new_labels(self, schema: pa.Schema) -> dict[str, Labels]:
-        labels = [field for field in self.fields if field.kind == "label"]
-        labels.sort(key=lambda field: field.name != "label")
-        named = [(field.name, field.columns[0]) for field in labels]
-        return {
-            name: Labels(written_classes(schema, column), is_whole(schema.field(column).type))
-            for name, column in named
-        }
-
-    def _number(self, trained: Source, classes: Sequence[str] | None) -> None:
-        """Number the classes by those of the files of training, or by `classes`."""
         if classes is not None and not (len({*classes}) == len(classes) > 0):
             reason = f"{list(classes)!r}; allowed: a list of different texts"
             raise ConfigError(Problem("dataset.classes", reason))
-        self.label_classes: dict[str, list[str]] = {}
-        self._order: dict[str, dict[str, int]] = {}  # label field -> text -> number of its class
-        for name, labels in self._labels_of(trained, classes is not None).items():
-            given = [str(text) for text in classes or ()] if not self.label_classes else []
-            names, where = labels.written or given, f"{trained.files.addresses[0]!r}, {name!r}"
-            if not names and not labels.codes:
-                raise DataError(f"{where}: there are no labels. Name the classes: dataset.classes.")
-            if not names and labels.whole:
-                names = [str(number) for number in range(max(map(int, labels.codes)) + 1)]
-            names = names or sorted(labels.codes)
-            check_classes(len(names), where, self._limits)
-            self._order[name] = {text: number for number, text in enumerate(names)}
-            self.label_classes[name] = given or names  # new names for the numbers that files have
-        self.classes = next(iter(self.label_classes.values()), [])
+        labels = [field for field in self.fields if field.kind == "label"]
+        labels.sort(key=lambda field: field.name != "label")
+        self._labels = {field.name: field.columns[0] for field in labels}
+        self._texts, names = dict[str, list[str]](), dict[str, list[str]]()
+        given = [str(text) for text in classes or ()]
+        for name, column in self._labels.items():
+            written = written_classes(self._schema, column)
+            if known := given or written:
+                names[name] = known
+                self._texts[name] = [str(n) for n in range(len(written))] if written else known
+            given = []
+        return names
 
-    def _converted(
-        self, file: TableFile, batch: pa.RecordBatch, labels: Mapping[str, Labels]
-    ) -> tuple[dict[str, Column], Mask]:
+    def _find_classes(self, source: Source) -> None:
+        """Find the classes that nobody names, by a pass over the labels: in the order of texts, or
+        all numbers to the largest."""
+        found = {name: set[str]() for name in self._labels if name not in self._texts}
+        columns = [*{self._labels[name] for name in found}]
+        for _, batch in source.batches(columns) if columns else ():
+            for name, texts in found.items():
+                texts.update(label_texts(batch.column(self._labels[name]))[0])
+        for name, texts in found.items():
+            where = f"{source.files.addresses[0]!r}, {name!r}"
+            if not texts:
+                raise DataError(f"{where}: there are no labels. Name the classes: dataset.classes.")
+            whole = is_whole(self._schema.field(self._labels[name]).type)
+            count = max(map(int, texts)) + 1 if whole else len(texts)
+            check_classes(count, where, self._limits)
+            self._texts[name] = [*map(str, range(count))] if whole else sorted(texts)
+
+    def _converted(self, batch: pa.RecordBatch) -> tuple[dict[str, Column], Mask]:
         """The fields of some rows as a pack stores them, and which rows are bad."""
-        made, bad = {}, np.zeros(batch.num_rows, np.bool_)
+        made, bad = dict[str, Column](), np.zeros(batch.num_rows, np.bool_)
         for field in self.fields:
-            name, codes = field.name, None
-            if name in labels:
-                codes = labels[name].of(batch, field.columns[0], file.schema)
-            made[name], wrong = converted(
-                field, self._stored[name], self._shapes[name], batch, codes, self._limits
-            )
+            name = field.name
+            layout, classes = (self._stored[name], self._shapes[name]), self._texts.get(name, [])
+            made[name], wrong = converted(field, *layout, batch, classes, self._limits)
             bad |= wrong
         return made, bad
 
-    def _remapped(self, labels: Mapping[str, Labels]) -> dict[str, IntArray]:
-        """Label field -> the class of each number of its texts, -1 of none: int64[n + 1]."""
-        return {
-            name: np.array([*(self._order[name].get(text, -1) for text in of.codes), -1])
-            for name, of in labels.items()
-        }
-
-    def _check(
-        self,
-        pack: Pack,
-        remap: Mapping[str, IntArray],
-        rows: IntArray,
-        place: Callable[[int], tuple[int, int]],
-    ) -> None:
-        """Raise DataError that names a cell if one of some rows of a pack is bad.
-
-        Args:
-            place: row of the pack -> the number of its file, and its row there.
-        """
+    def _check(self, pack: Pack, rows: IntArray, place: Place) -> None:
+        """Raise DataError that names a cell if one of some rows of a pack is bad."""
         bad = pack.array(BAD)[rows]
-        for name, numbers in remap.items():
-            bad = bad | (numbers[pack.rows(name, rows)] < 0)
         if bad.any():
             raise self._cell_error(*place(int(rows[bad.argmax()])))
 
-    def _samples(
-        self,
-        pack: Pack,
-        remap: Mapping[str, IntArray],
-        rows: IntArray,
-        place: Callable[[int], tuple[int, int]],
-    ) -> list[Sample]:
-        """The samples of some rows of a pack; arguments as for `_check`."""
-        self._check(pack, remap, rows, place)
+    def _samples(self, pack: Pack, rows: IntArray, place: Place) -> list[Sample]:
+        """The samples of some rows of a pack."""
+        self._check(pack, rows, place)
         columns: dict[str, list[Any]] = {}
         for field in self.fields:
-            columns[field.name] = values = pack.values(field.name, rows)
-            if field.name in remap:
-                columns[field.name] = remap[field.name][values].tolist()
-            elif field.kind in DECODED:
-                places = [place(row) for row in rows.tolist()]
-                columns[field.name] = [
-                    self._decoded(field, value, *at)
-                    for value, at in zip(values, places, strict=True)
-                ]
+            values = pack.values(field.name, rows)
+            if field.kind in DECODED:
+                places = map(place, rows.tolist())
+                values = [self._decoded(field, *of) for of in zip(values, places, strict=True)]
+            columns[field.name] = values
         return [dict(zip(columns, of, strict=True)) for of in zip(*columns.values(), strict=True)]
 
-    def _decoded(self, field: TableField, content: bytes, number: int, row: int) -> Any:
-        where = f"{self.source.files.addresses[number]}, row {row}, column {field.columns[0]}"
+    def _decoded(self, field: TableField, content: bytes, place: tuple[int, int]) -> Any:
+        address = self.source.files.addresses[place[0]]
+        where = f"{address}, row {place[1]}, column {field.columns[0]}"
         if field.kind == "image":
             image = undecoded(content, where, self._reader, self._limits)
             return image if self.lazy else image.decode()
@@ -269,42 +245,32 @@ class TableDataset(FileDataset):
             first += batch.num_rows
         one = batch.slice(row - first, 1)
         for field in self.fields:
+            texts = self._texts.get(field.name, [])
             for column in field.columns:
                 part = TableField(field.name, (column,), field.kind)
-                value, labels = one.column(column)[0].as_py(), Labels(None, False)
-                if field.kind == "label":
-                    labels.of(one, column, file.schema)
-                    bad = {*labels.codes}.isdisjoint(self._order[field.name])
-                else:
-                    stored = stored_field(part, self._schema)
-                    bad = bool(converted(part, *stored, one, None, self._limits)[1].any())
-                if not bad:
-                    continue
-                reason = f"{value!s:.60} is not finite, or too large"
-                if value is None:
-                    reason = "there is no value (null)"
-                elif field.kind == "label":
-                    names = self.label_classes[field.name]
-                    shown = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
-                    reason = f"{value!r:.60} is none of the {len(names)} classes {shown}"
-                elif isinstance(value, dict):
-                    reason = f"there are no bytes, only the path {value.get('path')!r:.60}"
-                elif isinstance(value, list):
-                    reason = f"{value!r:.60} is no tensor of finite numbers"
-                where = f"{file.name!r}, row {row}, column {column!r}"
-                return DataError(f"{where}: {reason}. Repair the value or take the row out.")
+                layout = stored_field(part, self._schema)
+                if converted(part, *layout, one, texts, self._limits)[1].any():
+                    value = one.column(column)[0].as_py()
+                    shown = "null" if value is None else f"{value!r:.60}"
+                    wrong = f"has no bytes, or more than limits.record_bytes allows ({field.kind})"
+                    if texts:
+                        wrong = f"is none of the {len(texts)} classes {', '.join(texts[:8])}"
+                    return DataError(
+                        f"{file.name!r}, row {row}, column {column!r}: {shown} "
+                        f"{_WRONG.get(field.kind, wrong)}. Repair the value or take the row out."
+                    )
         raise AssertionError(f"row {row} of {file.name!r} is not bad")
 
     def _rows_of(self, total: int) -> TableRows:
         """The rows of the split, of so many in the files."""
-        files, (val, seed, test) = self.source.files, self._shares
-        rows: TableRows = files.rows(total, self._split, val, seed, test)
+        rows: TableRows = self.source.files.rows(total, self._split, *self._shares)
         if self._split_column is not None:
             batches = self.source.batches([self._split_column])
-            texts = [str(text) for *_, batch in batches for text in batch.column(0).to_pylist()]
+            texts = [str(text) for _, batch in batches for text in batch.column(0).to_pylist()]
             rows = ListedRows(np.flatnonzero([split_of(text) == self._split for text in texts]))
         if not len(rows) and self._split != "test":  # of which there may be none
-            raise DataError(f"{files.addresses[0]!r} has no rows for the split {self._split!r}.")
+            where = self.source.files.addresses[0]
+            raise DataError(f"{where!r} has no rows for the split {self._split!r}.")
         return rows
 
     @property
