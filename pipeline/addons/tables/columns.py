@@ -47,18 +47,18 @@ def label_texts(array: pa.Array) -> tuple[list[str], IntArray]:
     return [*map(str, values.to_pylist())], numbers
 
 
-def stored_field(field: TableField, schema: pa.Schema) -> tuple[Field, tuple[int, ...] | None]:
-    """How a pack stores a field, and the shape of every row; None if rows may differ."""
+def stored_field(field: TableField, schema: pa.Schema) -> Field:
+    """How a pack stores a field; its shape is None if rows may differ in theirs."""
     if field.kind in ("number", "numbers"):
         whole = all(is_whole(schema.field(name).type) for name in field.columns)
         shape = (len(field.columns),) * (field.kind == "numbers")
         kind = "int" if whole and not shape else "tensor"
-        return Field(field.name, kind, "<i8" if whole else "<f4", len(shape)), shape
+        return Field(field.name, kind, "<i8" if whole else "<f4", len(shape), shape=shape)
     if field.kind == "label":
-        return Field(field.name, "int", "<i8", 0), ()
+        return Field(field.name, "int", "<i8", 0, shape=())
     if field.kind != "tensor":
         kind = {"text": "str", "image": "file"}.get(field.kind, "bytes")
-        return Field(field.name, kind, "|u1", 1, "Image" if kind == "file" else ""), None
+        return Field(field.name, kind, "|u1", 1, "Image" if kind == "file" else "")
     outer = inner = schema.field(field.columns[0]).type
     if isinstance(inner, pa.BaseExtensionType):
         inner = inner.storage_type
@@ -67,15 +67,15 @@ def stored_field(field: TableField, schema: pa.Schema) -> tuple[Field, tuple[int
         sizes.append(None if has_lengths(inner) else inner.list_size)
         inner = inner.value_type
     # Of `fixed_shape_tensor`, and of the arrays of `datasets`.
-    shape = tuple(getattr(outer, "shape", sizes))
+    lengths = tuple(getattr(outer, "shape", sizes))
     dtype = plain_numbers(np.empty(0, inner.to_pandas_dtype())).dtype.str
-    return Field(field.name, "tensor", dtype, len(shape)), None if None in shape else shape
+    even = None if None in lengths else lengths
+    return Field(field.name, "tensor", dtype, len(lengths), shape=even)
 
 
 def converted(
     field: TableField,
     stored: Field,
-    shape: tuple[int, ...] | None,
     batch: pa.RecordBatch,
     classes: Sequence[str],
     limits: Limits,
@@ -83,9 +83,10 @@ def converted(
     """A field of the rows of a batch, and which of them are bad, bool[n].
 
     Args:
-        stored, shape: its `stored_field`.
+        stored: its `stored_field`.
         classes: of a label, as its column writes them.
     """
+    shape = stored.shape
     arrays = [batch.column(name) for name in field.columns]
     bad = np.any([_nulls(array) for array in arrays], axis=0)
     if field.kind == "tensor":
@@ -174,4 +175,6 @@ def _numbers(array: pa.Array) -> Array:
 
 def _wrong(values: Array) -> Mask:
     """Which numbers a sample cannot have: not finite, or beyond an int64."""
-    return ~np.isfinite(values) | ((values.dtype == np.uint64) & (values > np.iinfo(np.int64).max))
+    if values.dtype == np.uint64:
+        return values > np.iinfo(np.int64).max
+    return ~np.isfinite(values)

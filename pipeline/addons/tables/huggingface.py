@@ -36,7 +36,7 @@ class HuggingFace(Parquet):
         split: "train", "val" or "test".
         splits: of the folder, for each of these: {val: dev}; null takes the usual names. Without
             one for validation, rows of the training split validate.
-        fields, split_column, classes, metadata_columns, val_fraction, split_seed, reader,
+        fields, split_column, classes, val_fraction, split_seed, reader,
             cache_dir, limits, test_fraction: as in `penstock.addons.tables.table.Parquet`.
         lazy: give images undecoded, for a transform that decodes; the build sets it.
 
@@ -53,7 +53,6 @@ class HuggingFace(Parquet):
         splits: Mapping[str, str] | None = None,
         split_column: str | None = None,
         classes: Sequence[str] | None = None,
-        metadata_columns: Sequence[str] | None = None,
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
         reader: Reader = "torchvision",
@@ -83,7 +82,7 @@ class HuggingFace(Parquet):
             made.whole = split != "train" and known[split] is not None
             return made
 
-        self._cache_dir, self._metadata_columns = cache_dir, metadata_columns
+        self._cache_dir = cache_dir
         self._open(
             files_of,
             split,

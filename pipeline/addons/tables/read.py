@@ -40,7 +40,7 @@ class Csv:
     Attributes:
         delimiter: of columns; None is a comma for `.csv`, else a tab.
         header: whether the first record names the columns; None: it does if `columns` are not
-            given.
+            given, or are the same.
         columns: names of all columns, in order.
         quoting: "standard", or "none", where quotes are characters like others.
         encoding: any that Python knows; a mark of UTF-8 at the beginning is left out.
@@ -144,8 +144,12 @@ class TableFile:
     def _forwards(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with pa.input_stream(self._path, compression="detect") as stream:
             counted = _Counted(stream)
-            for batch in self._text_reader(counted, columns):
-                yield batch.select(list(columns))
+            for number, batch in enumerate(self._text_reader(counted, columns)):
+                rows = batch.select(list(columns))
+                # Where somebody names the columns, files may still have a header.
+                named = number == 0 and self._text.columns and self._text.header is None
+                is_header = named and rows.slice(0, 1).to_pylist() == [{c: c for c in columns}]
+                yield rows.slice(int(bool(is_header)))
         # pyarrow takes all that follows an open quote for the text of one field.
         if self.is_text and self._text.quoting == "standard" and counted.quotes % 2:
             raise DataError(

@@ -147,10 +147,8 @@ class TableDataset(FileDataset):
         if any(field.kind in ("audio", "rate") for field in self.fields):
             check_soundfile()
         trained.check(self.source.open(0), self._columns)
-        layouts = {field.name: stored_field(field, schema) for field in self.fields}
-        self._stored = {name: stored for name, (stored, _) in layouts.items()}
-        self._shapes = {name: shape for name, (_, shape) in layouts.items()}
-        self._ragged = [name for name, shape in self._shapes.items() if shape is None]
+        self._stored = {field.name: stored_field(field, schema) for field in self.fields}
+        self._ragged = [name for name, stored in self._stored.items() if stored.shape is None]
         names = self._name_classes(classes)
         self._load(trained)
         self.label_classes = {name: names.get(name, texts) for name, texts in self._texts.items()}
@@ -202,9 +200,8 @@ class TableDataset(FileDataset):
         """The fields of some rows as a pack stores them, and which rows are bad."""
         made, bad = dict[str, Column](), np.zeros(batch.num_rows, np.bool_)
         for field in self.fields:
-            name = field.name
-            layout, classes = (self._stored[name], self._shapes[name]), self._texts.get(name, [])
-            made[name], wrong = converted(field, *layout, batch, classes, self._limits)
+            stored, classes = self._stored[field.name], self._texts.get(field.name, [])
+            made[field.name], wrong = converted(field, stored, batch, classes, self._limits)
             bad |= wrong
         return made, bad
 
@@ -248,8 +245,8 @@ class TableDataset(FileDataset):
             texts = self._texts.get(field.name, [])
             for column in field.columns:
                 part = TableField(field.name, (column,), field.kind)
-                layout = stored_field(part, self._schema)
-                if converted(part, *layout, one, texts, self._limits)[1].any():
+                stored = stored_field(part, self._schema)
+                if converted(part, stored, one, texts, self._limits)[1].any():
                     value = one.column(column)[0].as_py()
                     shown = "null" if value is None else f"{value!r:.60}"
                     wrong = f"has no bytes, or more than limits.record_bytes allows ({field.kind})"
@@ -278,7 +275,7 @@ class TableDataset(FileDataset):
         """num_classes and num_outputs of the first label, num_features of the first tensor whose
         type says its last dimension."""
         for field in self.fields:
-            shape = self._shapes[field.name]
+            shape = self._stored[field.name].shape
             if field.kind in ("tensor", "numbers") and shape:
                 return super().facts | {"num_features": shape[-1]}
         return super().facts

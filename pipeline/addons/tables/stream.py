@@ -22,16 +22,14 @@ from torch.utils.data import IterableDataset
 from penstock.addons.packs.folder import Pack
 from penstock.addons.storage.files import RecordFiles
 from penstock.addons.storage.rows import TableRows, rows_before
-from penstock.addons.tables.columns import Labels
 from penstock.addons.tables.kinds import Fields
 from penstock.addons.tables.read import PACKED, SUFFIXES, TEXT, Csv, Quoting
 from penstock.addons.tables.source import BAD, Source, TableDataset
 from penstock.addons.tables.table import text_fields
-from penstock.datasets.files import Files, local_file
+from penstock.datasets.files import Files
 from penstock.datasets.reading.base import Sample, Split
 from penstock.datasets.reading.image import Reader
 from penstock.files.limits import Fraction, Limits, Seed
-from penstock.files.paths import is_remote
 from penstock.order.keys import IntArray, hash64, uniform
 
 _DELIMITED = tuple(kind + packed for kind in TEXT if kind != ".jsonl" for packed in PACKED)
@@ -52,18 +50,15 @@ class _Rows:
         return self  # samples are copies
 
     @cached_property
-    def _columns(self) -> tuple[Pack, dict[str, IntArray]]:
-        file = self._data.source.open(self._number)
-        labels = self._data._new_labels(file.schema)
-        columns, bad = self._data._converted(file, self._read(), labels)
-        stored, ragged = self._data._stored, self._data._ragged
-        return Pack.in_memory(columns, stored, ragged, **{BAD: bad}), self._data._remapped(labels)
+    def _pack(self) -> Pack:
+        columns, bad = self._data._converted(self._read())
+        return Pack.in_memory(columns, self._data._stored, self._data._ragged, **{BAD: bad})
 
     def sample(self, row: int) -> Sample:
         def place(row: int) -> tuple[int, int]:
             return self._number, self._first + row
 
-        return self._data._samples(*self._columns, np.array([row]), place)[0]
+        return self._data._samples(self._pack, np.array([row]), place)[0]
 
 
 Record = tuple[_Rows, int]
@@ -107,15 +102,8 @@ class ParquetStream(TableDataset, IterableDataset[Record]):
             Csv(texts=False),
         )
 
-    def _labels_of(self, source: Source, named: bool) -> dict[str, Labels]:
-        made = self._new_labels(source.schema)
-        for name, labels in list(made.items())[int(named) :]:
-            column = next(field.columns[0] for field in self.fields if field.name == name)
-            for _, file, batch in source.batches([column]) if labels.written is None else ():
-                labels.of(batch, column, file.schema)
-        return made
-
-    def _divide(self) -> None:
+    def _load(self, trained: Source) -> None:
+        self._find_classes(trained)
         files = [self.source.open(number) for number in range(len(self.source.files))]
         for file in files:
             self.source.check(file, self._columns)
@@ -161,7 +149,7 @@ class ParquetStream(TableDataset, IterableDataset[Record]):
             return
         first = 0
         for batch in self.source.open(number).batches(self._columns):
-            rows = _Rows(self, number, first, partial(_same, batch))
+            rows = _Rows(self, number, first, batch.slice)
             own = self._own(number, np.arange(first, first + batch.num_rows)) - first
             yield from ((rows, row) for row in own.tolist())
             first += batch.num_rows
@@ -202,7 +190,6 @@ class DelimitedStream(ParquetStream):
     Args:
         root: a file, a folder of them, or a pattern of braces; a path or an address. File names
             that begin with train and val divide the data.
-        suffixes: of the files of a folder, in small letters.
         split, delimiter, header, columns, text, label, classes, quoting, encoding: as in
             `penstock.addons.tables.table.DelimitedText`.
         val_fraction, split_seed, files, limits, test_fraction: as there.
@@ -217,7 +204,6 @@ class DelimitedStream(ParquetStream):
         self,
         root: str,
         split: Split = "train",
-        suffixes: Sequence[str] = _DELIMITED,
         delimiter: str | None = None,
         header: bool | None = None,
         columns: Sequence[str] | None = None,
@@ -232,13 +218,8 @@ class DelimitedStream(ParquetStream):
         limits: Limits | None = None,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        def files_of(split: str) -> RecordFiles:
-            if not is_remote(root) and local_file(root).is_file():
-                return RecordFiles([root], [root.rpartition("/")[2]], files)
-            return RecordFiles.of(root, tuple(suffixes), files, split)
-
         self._open(
-            files_of,
+            lambda split: RecordFiles.of(root, _DELIMITED, files, split),
             split,
             text_fields(text, label),
             None,
@@ -248,7 +229,3 @@ class DelimitedStream(ParquetStream):
             limits,
             Csv(delimiter, header, columns, quoting, encoding),
         )
-
-
-def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch

@@ -20,14 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from torch.utils.data import Dataset
 
 from penstock.addons.packs.folder import Pack, PackWriter
 from penstock.addons.storage.arrays import CacheFolder
 from penstock.addons.storage.files import RecordFiles
-from penstock.addons.storage.rows import no_column
-from penstock.addons.tables.columns import Labels
+from penstock.addons.tables.columns import Mask
 from penstock.addons.tables.kinds import (
     Fields,
     has_lengths,
@@ -52,7 +50,7 @@ from penstock.order.keys import IntArray
 if TYPE_CHECKING:
     import pandas as pd
 
-_VERSION = 1  # of converted tables
+_VERSION = 2  # of converted tables
 
 
 class Parquet(TableDataset, Dataset[Sample]):
@@ -69,7 +67,6 @@ class Parquet(TableDataset, Dataset[Sample]):
         split_column: the column that says "train", "val" or "test" ("validation" is as good).
         classes: names of the classes of the first label field; null takes those that the files
             name, or else the labels in the files of training.
-        metadata_columns: columns of `metadata`; null takes all there are.
         val_fraction: share of the rows that validate; 0 and 1 leave all to one split.
         split_seed: another seed, another split.
         reader: of images: "torchvision", "pillow" or "skimage".
@@ -84,8 +81,7 @@ class Parquet(TableDataset, Dataset[Sample]):
         ConfigError: there is no such column, or it is not of that kind.
     """
 
-    kinds: ClassVar[dict[str, str]] = {}
-    _cache_dir, _metadata_columns = "data/cache/tables", None
+    kinds: ClassVar[dict[str, str]] = {}  # of fields of torchvision's types, which are not gathered
 
     def __init__(
         self,
@@ -94,7 +90,6 @@ class Parquet(TableDataset, Dataset[Sample]):
         fields: Fields | None = None,
         split_column: str | None = None,
         classes: Sequence[str] | None = None,
-        metadata_columns: Sequence[str] | None = None,
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
         reader: Reader = "torchvision",
@@ -103,7 +98,7 @@ class Parquet(TableDataset, Dataset[Sample]):
         limits: Limits | None = None,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        self._cache_dir, self._metadata_columns = cache_dir, metadata_columns
+        self._cache_dir = cache_dir
         self._open(
             lambda split: RecordFiles.of(root, SUFFIXES, files, split),
             split,
@@ -116,50 +111,38 @@ class Parquet(TableDataset, Dataset[Sample]):
             Csv(texts=False),
         )
 
-    def _labels_of(self, source: Source, named: bool) -> dict[str, Labels]:
-        return self._labels_in(self._mapped(source))
-
-    def _labels_in(self, pack: Pack) -> dict[str, Labels]:
-        return {name: Labels(**kept) for name, kept in pack.record["labels"].items()}
-
-    def _divide(self) -> None:
-        self._pack = self._mapped(self.source)
+    def _load(self, trained: Source) -> None:
+        self._pack = self._mapped(trained)
+        self._texts = self._pack.record["classes"]
+        if trained is not self.source:
+            self._pack = self._mapped(self.source)
         self._ends = np.cumsum(self._pack.record["rows"])
-        self._remap = self._remapped(self._labels_in(self._pack))
         self.rows = self._rows_of(int(self._ends[-1]))
 
     def _mapped(self, source: Source) -> Pack:
         """The converted columns of some files, which are made if they are not there."""
-        how: list[Part] = [
-            _VERSION,
-            repr(self._stored),
-            repr(self._shapes),
-            *map(repr, self.fields),
-        ]
-        how += [
-            self._limits.record_bytes,
-            repr(source.text),
-            *map(source.files.key, range(len(source.files))),
-        ]
-        key = fingerprint(how)
-        folder = Path(self._cache_dir).expanduser().absolute() / f"columns-{key}"
+        how: list[Part] = [_VERSION, self._limits.record_bytes, repr(source.text)]
+        how += [*map(repr, (*self.fields, self._stored, self._texts))]
+        how += map(source.files.key, range(len(source.files)))
+        folder = Path(self._cache_dir).expanduser().absolute() / f"columns-{fingerprint(how)}"
         generated_folder(folder, partial(self._convert, source), "dataset.cache_dir")
         return Pack(folder)
 
     def _convert(self, source: Source, folder: Path) -> None:
         """Write the columns of all rows of some files into a folder."""
+        self._find_classes(source)
+        counts, bad = [0] * len(source.files), list[Mask]()
         writer = PackWriter(folder, self._stored, self._ragged)
-        labels, counts, bad = self._new_labels(source.schema), [0] * len(source.files), []
         try:
-            for number, file, batch in source.batches(self._columns):
-                columns, wrong = self._converted(file, batch, labels)
+            for number, batch in source.batches(self._columns):
+                columns, wrong = self._converted(batch)
                 writer.append(columns)
                 counts[number] += batch.num_rows
                 bad.append(wrong)
             if not sum(counts):
                 raise DataError(f"{source.files.addresses[0]!r} has no rows.")
             np.save(folder / f"{BAD}.npy", np.concatenate(bad))
-            writer.finish({"rows": counts, "labels": {n: vars(of) for n, of in labels.items()}})
+            writer.finish({"rows": counts, "classes": self._texts})
         finally:
             writer.close()
 
@@ -167,12 +150,11 @@ class Parquet(TableDataset, Dataset[Sample]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
-        rows = self.rows.rows([index])
-        return self._samples(self._pack, self._remap, rows, self._place)[0]
+        return self._samples(self._pack, self.rows.rows([index]), self._place)[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """Samples of a whole batch."""
-        return self._samples(self._pack, self._remap, self.rows.rows(indices), self._place)
+        return self._samples(self._pack, self.rows.rows(indices), self._place)
 
     @cached_property
     def fetches_batches(self) -> bool:
@@ -181,15 +163,9 @@ class Parquet(TableDataset, Dataset[Sample]):
 
     def fetch_batch(self, indices: IntArray, in_place: bool = False) -> dict[str, Any]:
         """Rows as the fields of a batch, by a gather of each column."""
-        rows, made = self.rows.rows(indices), dict[str, Any]()
-        self._check(self._pack, self._remap, rows, self._place)
-        for field in self.fields:
-            if field.name in self._remap:
-                codes = self._remap[field.name][self._pack.rows(field.name, rows)]
-                made[field.name] = torch.from_numpy(codes)
-            else:
-                made[field.name] = self._pack.gathered(field.name, rows)
-        return made
+        rows = self.rows.rows(indices)
+        self._check(self._pack, rows, self._place)
+        return {name: self._pack.gathered(name, rows) for name in self._stored}
 
     def _place(self, row: int) -> tuple[int, int]:
         file = int(np.searchsorted(self._ends, row, side="right"))
@@ -215,6 +191,15 @@ class Parquet(TableDataset, Dataset[Sample]):
     def _all(self) -> IntArray:
         return self.rows.rows(np.arange(len(self)))
 
+    def _classes_of(self, rows: IntArray) -> dict[str, Any]:
+        """Label fields -> the number of each row's class; and `class`, the first one's name."""
+        import pandas as pd
+
+        made: dict[str, Any] = {name: self._pack.rows(name, rows) for name in self._labels}
+        for codes in [*made.values()][:1]:
+            made["class"] = pd.Categorical.from_codes(codes, pd.Index(self.classes))
+        return made
+
     @property
     def metadata(self) -> pd.DataFrame:
         """A row per sample, without images:
@@ -227,43 +212,26 @@ class Parquet(TableDataset, Dataset[Sample]):
 
         A field has its name in the samples, any other column its name in the files, from which the
         columns are read.
-
-        Raises:
-            ConfigError: `metadata_columns` names a column that cannot be made.
         """
         import pandas as pd
 
-        schema, wanted, made = self.source.schema, self._metadata_columns, dict[str, Any]()
-        named = {f.columns[0]: f.name for f in self.fields if f.kind != "numbers"}
-        for name in self._remap:
-            codes = self._remap[name][self._pack.rows(name, self._all)]
-            made[name] = codes
-            if name == next(iter(self._remap)):
-                made["class"] = pd.Categorical.from_codes(codes, pd.Index(self.classes))
-        columns = {}
-        for column in schema.names:
-            name, kind = named.get(column, column), schema.field(column).type
-            if (is_text(kind) or has_lengths(kind)) and name not in made:
-                columns[f"{name}_length"] = (
-                    column,
-                    pc.utf8_length if is_text(kind) else pc.list_value_length,
-                )
-            if kinds_of(kind)[:1] in (("number",), ("text",), ("label",)) and name not in made:
-                columns[name] = (column, lambda cells: cells)
-        for name in wanted or ():
-            if name not in made and name not in columns:
-                reason = no_column(name, [*made, *columns])
-                raise ConfigError(Problem("dataset.metadata_columns", reason))
-        read = {
-            column: make for column, make in columns.items() if wanted is None or column in wanted
-        }
-        sources = list(dict.fromkeys(source for source, _ in read.values()))
-        if sources:
-            batches = [batch for *_, batch in self.source.batches(sources)]
-            table = pa.Table.from_batches(batches).take(pa.array(self._all))
-            made |= {name: exact(make(table[source])) for name, (source, make) in read.items()}
-        frame = pd.DataFrame(made, index=pd.RangeIndex(len(self)))
-        return frame if wanted is None else frame[[*wanted]]
+        made, schema = self._classes_of(self._all), self.source.schema
+        names = {of.columns[0]: of.name for of in self.fields if of.kind != "numbers"}
+        kinds = {column: kinds_of(schema.field(column).type)[:1] for column in schema.names}
+        told = [n for n, kind in kinds.items() if {*kind} & {"number", "text", "label", "tensor"}]
+        batches = [batch for _, batch in self.source.batches(told)]
+        table = pa.Table.from_batches(batches).take(pa.array(self._all)) if told else pa.table({})
+        for column, cells in zip(table.column_names, table.columns, strict=True):
+            name = names.get(column, column)
+            if name in made:  # a label
+                continue
+            if is_text(cells.type):
+                made[f"{name}_length"] = exact(pc.utf8_length(cells))
+            if has_lengths(cells.type):
+                made[f"{name}_length"] = exact(pc.list_value_length(cells))
+            elif kinds[column] != ("tensor",):
+                made[name] = exact(cells)
+        return pd.DataFrame(made, index=pd.RangeIndex(len(self)))
 
 
 class DelimitedText(Parquet):
@@ -349,10 +317,10 @@ class DelimitedText(Parquet):
     @property
     def metadata(self) -> pd.DataFrame:
         """A row per sample: length (bytes of its text), label, class (its name)."""
-        self._metadata_columns = ["label", "class"] if self._remap else []
-        table, offsets = super().metadata, self._pack.array("text.offsets")
-        table.insert(0, "length", offsets[self._all + 1] - offsets[self._all])
-        return table
+        import pandas as pd
+
+        offsets, rows = self._pack.array("text.offsets"), self._all
+        return pd.DataFrame({"length": offsets[rows + 1] - offsets[rows], **self._classes_of(rows)})
 
 
 def text_fields(text: str, label: str | None) -> Fields:
