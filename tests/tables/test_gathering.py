@@ -310,7 +310,7 @@ def test_a_bad_row_is_found(action, tmp_path):
     batches = made(work, requests_of(data))
     if action == "raise":
         assert "row 17, column 'x': inf is no finite number" in batches[2]
-        assert "row 29, column 'n': null is no finite number" in batches[4]
+        assert "row 29, column 'n': None is no finite number" in batches[4]
         assert [isinstance(batch, str) for batch in batches] == [False, False, True, False, True]
     assert_same(batches, by_sample(work, requests_of(data)))
 
@@ -352,7 +352,7 @@ def test_columns_that_are_put_together(table, monkeypatch):
 def test_a_bad_cell_of_columns_that_are_put_together(tmp_path):
     write(tmp_path / "x.parquet", pa.table({"a": [1.0, 2.0], "b": pa.array([1, None])}))
     data = Parquet(str(tmp_path), val_fraction=0.0, fields={"x": {"columns": ["a", "b"]}})
-    with pytest.raises(DataError, match=r"row 1, column 'b': null is no finite number"):
+    with pytest.raises(DataError, match=r"row 1, column 'a': 2.0, column 'b': None is no finite number"):
         data[1]
 
 

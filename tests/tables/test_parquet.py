@@ -353,7 +353,7 @@ def test_a_file_that_is_something_else(content, match, tmp_path):
 
 
 CELLS = {
-    "a null": ("text", ["a", None, "b"], "null has no bytes"),
+    "a null": ("text", ["a", None, "b"], "None has no bytes"),
     "not a number": ("real", [0.0, float("nan"), 1.0], "nan is no finite number"),
     "infinite": ("vector", [[0.0], [float("inf")], [1.0]], "[inf] is no tensor"),
     "a null in a list": ("vector", [[1], [2, None], [3]], "[2, None] is no tensor"),

@@ -290,7 +290,9 @@ def _found(root: str, suffixes: tuple[str, ...], files: Files) -> dict[str, str]
         return {root.rpartition("/")[2]: root}
     folder = open_root(root, "the files", files)
     names = [name for name in folder.files() if name.lower().endswith(suffixes)]
-    return {name: folder.path(name) for name in names if name.rpartition("/")[2][0] != "_"}
+    # `datasets` leaves cache-*.arrow beside the files of a folder whose rows somebody has mapped.
+    names = [name for name in names if not name.rpartition("/")[2].startswith(("_", "cache-"))]
+    return {name: folder.path(name) for name in names}
 
 
 def data_file(name: str, address: str, files: Files) -> DataFile:

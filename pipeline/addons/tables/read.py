@@ -164,11 +164,13 @@ class TableFile:
             return pa.json.open_json(stream, read_options=block)
         text = self._text
         typed = dict.fromkeys(columns or (), pa.string()) if text.texts else None
+        # Of names alone the beginning says enough; pyarrow parses a block when it opens a file.
+        few = 4 << 20 if text.texts and columns is None else _BLOCK
         return pa.csv.open_csv(
             stream,
             pa.csv.ReadOptions(
                 use_threads=False,
-                block_size=_BLOCK,
+                block_size=few,
                 column_names=text.columns,
                 # So a message about columns that are missing shows that no name is known.
                 autogenerate_column_names=text.header is False and text.columns is None,

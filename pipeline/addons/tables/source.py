@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.addons.audio.reading import check_soundfile, read_audio, read_header
 from penstock.addons.packs.folder import Column, Pack
 from penstock.addons.storage.files import RecordFiles, split_of
 from penstock.addons.storage.rows import ListedRows, TableRows, no_column
-from penstock.addons.tables.columns import Mask, converted, label_texts, stored_field
+from penstock.addons.tables.columns import converted, label_texts, stored_field
 from penstock.addons.tables.kinds import (
     Fields,
     TableField,
@@ -33,7 +34,8 @@ from penstock.order.keys import IntArray
 
 _log = logging.getLogger(__name__)
 
-BAD = "table.bad"  # which rows are bad; no field has a file with a dot in its name
+BAD = "table.bad"  # each row's bad field; no field has a file with a dot in its name
+BadFields = npt.NDArray[np.int16]
 DECODED = ("image", "audio", "rate")
 Place = Callable[[int], tuple[int, int]]  # row of a pack -> the number of its file, its row there
 # What is wrong with a bad cell, by the kind of its field.
@@ -146,7 +148,8 @@ class TableDataset(FileDataset):
             _log.warning("%s: no fields are made of %s", files.addresses[0], types)
         if any(field.kind in ("audio", "rate") for field in self.fields):
             check_soundfile()
-        trained.check(self.source.open(0), self._columns)
+        if files.whole:
+            trained.check(self.source.open(0), self._columns)
         self._stored = {field.name: stored_field(field, schema) for field in self.fields}
         self._ragged = [name for name, stored in self._stored.items() if stored.shape is None]
         names = self._name_classes(classes)
@@ -196,20 +199,22 @@ class TableDataset(FileDataset):
             check_classes(count, where, self._limits)
             self._texts[name] = [*map(str, range(count))] if whole else sorted(texts)
 
-    def _converted(self, batch: pa.RecordBatch) -> tuple[dict[str, Column], Mask]:
-        """The fields of some rows as a pack stores them, and which rows are bad."""
-        made, bad = dict[str, Column](), np.zeros(batch.num_rows, np.bool_)
-        for field in self.fields:
+    def _converted(self, batch: pa.RecordBatch) -> tuple[dict[str, Column], BadFields]:
+        """The fields of some rows as a pack stores them, and the number of each row's first bad
+        field, from 1: int16[n]."""
+        made, bad = dict[str, Column](), np.zeros(batch.num_rows, np.int16)
+        for number, field in enumerate(self.fields, 1):
             stored, classes = self._stored[field.name], self._texts.get(field.name, [])
             made[field.name], wrong = converted(field, stored, batch, classes, self._limits)
-            bad |= wrong
+            bad[wrong & (bad == 0)] = number
         return made, bad
 
     def _check(self, pack: Pack, rows: IntArray, place: Place) -> None:
         """Raise DataError that names a cell if one of some rows of a pack is bad."""
         bad = pack.array(BAD)[rows]
         if bad.any():
-            raise self._cell_error(*place(int(rows[bad.argmax()])))
+            at = int((bad > 0).argmax())
+            raise self._cell_error(self.fields[bad[at] - 1], *place(int(rows[at])))
 
     def _samples(self, pack: Pack, rows: IntArray, place: Place) -> list[Sample]:
         """The samples of some rows of a pack."""
@@ -233,30 +238,22 @@ class TableDataset(FileDataset):
             return read_audio(content, self._limits, where)[0]
         return read_header(content, self._limits, where).rate
 
-    def _cell_error(self, number: int, row: int) -> DataError:
+    def _cell_error(self, field: TableField, number: int, row: int) -> DataError:
         """The error of a bad row of a file, which is read again to tell what it holds."""
         file, first = self.source.open(number), 0
-        for batch in file.batches(self._columns):
+        for batch in file.batches(field.columns):
             if row < first + batch.num_rows:
                 break
             first += batch.num_rows
-        one = batch.slice(row - first, 1)
-        for field in self.fields:
-            texts = self._texts.get(field.name, [])
-            for column in field.columns:
-                part = TableField(field.name, (column,), field.kind)
-                stored = stored_field(part, self._schema)
-                if converted(part, stored, one, texts, self._limits)[1].any():
-                    value = one.column(column)[0].as_py()
-                    shown = "null" if value is None else f"{value!r:.60}"
-                    wrong = f"has no bytes, or more than limits.record_bytes allows ({field.kind})"
-                    if texts:
-                        wrong = f"is none of the {len(texts)} classes {', '.join(texts[:8])}"
-                    return DataError(
-                        f"{file.name!r}, row {row}, column {column!r}: {shown} "
-                        f"{_WRONG.get(field.kind, wrong)}. Repair the value or take the row out."
-                    )
-        raise AssertionError(f"row {row} of {file.name!r} is not bad")
+        cells = batch.slice(row - first, 1).to_pylist()[0].items()
+        shown = ", ".join(f"column {column!r}: {value!r:.60}" for column, value in cells)
+        wrong = f"has no bytes, or more than limits.record_bytes allows ({field.kind})"
+        if texts := self._texts.get(field.name):
+            wrong = f"is none of the {len(texts)} classes {', '.join(texts[:8])}"
+        wrong = _WRONG.get(field.kind, wrong)
+        return DataError(
+            f"{file.name!r}, row {row}, {shown} {wrong}. Repair the value or take the row out."
+        )
 
     def _rows_of(self, total: int) -> TableRows:
         """The rows of the split, of so many in the files."""
@@ -285,11 +282,9 @@ class TableDataset(FileDataset):
         parts: list[Part] = ["table", self._reader, self._split, repr(self._shares)]
         parts += [repr(self._split_column), *map(repr, self.fields)]
         parts += [repr(names) for names in self.label_classes.values()]
-        files, each = self.source.files, max(2, 64 // len(self.source.files))
-        for number, name in enumerate(files.names):
-            parts += [name, *([int(files.sizes[number])] if sized else [])]
-            parts += [bytes(piece) for piece in (files.sample(number, each) if sized else ())]
-        return parts
+        files = self.source.files
+        parts += files.names
+        return [*parts, *files.sizes.tolist(), *map(bytes, files.pieces())] if sized else parts
 
     def data_files(self) -> list[DataFile]:
         return self.source.files.data_files()

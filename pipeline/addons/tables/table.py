@@ -25,7 +25,6 @@ from torch.utils.data import Dataset
 from penstock.addons.packs.folder import Pack, PackWriter
 from penstock.addons.storage.arrays import CacheFolder
 from penstock.addons.storage.files import RecordFiles
-from penstock.addons.tables.columns import Mask
 from penstock.addons.tables.kinds import (
     Fields,
     has_lengths,
@@ -33,7 +32,7 @@ from penstock.addons.tables.kinds import (
     kinds_of,
 )
 from penstock.addons.tables.read import SUFFIXES, Csv, Quoting, exact
-from penstock.addons.tables.source import BAD, DECODED, Source, TableDataset
+from penstock.addons.tables.source import BAD, DECODED, BadFields, Source, TableDataset
 from penstock.datasets.files import Files, generated_folder
 from penstock.datasets.reading.base import (
     Part,
@@ -131,7 +130,7 @@ class Parquet(TableDataset, Dataset[Sample]):
     def _convert(self, source: Source, folder: Path) -> None:
         """Write the columns of all rows of some files into a folder."""
         self._find_classes(source)
-        counts, bad = [0] * len(source.files), list[Mask]()
+        counts, bad = [0] * len(source.files), list[BadFields]()
         writer = PackWriter(folder, self._stored, self._ragged)
         try:
             for number, batch in source.batches(self._columns):
