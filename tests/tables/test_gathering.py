@@ -352,7 +352,7 @@ def test_columns_that_are_put_together(table, monkeypatch):
 def test_a_bad_cell_of_columns_that_are_put_together(tmp_path):
     write(tmp_path / "x.parquet", pa.table({"a": [1.0, 2.0], "b": pa.array([1, None])}))
     data = Parquet(str(tmp_path), val_fraction=0.0, fields={"x": {"columns": ["a", "b"]}})
-    with pytest.raises(DataError, match=r"row 1, column 'a': 2.0, column 'b': None is no finite number"):
+    with pytest.raises(DataError, match=r"row 1, .*column 'b': None is no finite number"):
         data[1]
 
 
