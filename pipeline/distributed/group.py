@@ -80,10 +80,9 @@ class Group:
         return values
 
     def agree(self, *wishes: bool) -> tuple[bool, ...]:
-        """For each wish, whether any rank has it.
+        """Logical OR of each flag over all ranks. It blocks until the slowest rank calls it.
 
-        It waits for the slowest rank. Called when a batch is there, that is no loss, as the step
-        that follows has to wait for all batches.
+        Called when a batch is ready, it costs nothing: the step would wait for that rank anyway.
         """
         if self._control is None:
             return wishes

@@ -58,7 +58,7 @@ class Stack:
         return self.together(columns(samples))
 
     def together(self, by_field: Mapping[str, Any]) -> dict[str, Any]:
-        """The same of the values of each field."""
+        """Collate the values of each field."""
         return {field: stack(field, values) for field, values in by_field.items()}
 
 
@@ -81,7 +81,7 @@ class Pad(Stack):
         self.fields, self.value = fields, value
 
     def together(self, by_field: Mapping[str, Any]) -> dict[str, Any]:
-        """The same of the values of each field."""
+        """Collate the values of each field."""
         fields, batch = self.fields, dict[str, Any]()
         if fields is None:  # the first of `Ragged` has as many dimensions as its rows
             fields = [n for n, v in by_field.items() if getattr(v[0], "ndim", 0) >= self.least]

@@ -372,7 +372,7 @@ class MultiLabel(Classification):
             way = "Of dataset=image_table set dataset.labels; one class is objective=classification"
             raise self._unfit(target, f"{labels}. {way}")
         if target.device.type == "cpu" and not bool(((target >= 0) & (target <= 1)).all()):
-            raise DataError(f"{self.target!r} has values outside of 0 to 1; a label is 0 or 1")
+            raise DataError(f"{self.target!r} must lie between 0 and 1")
         return target.float()
 
     def from_mean(self, mean: Tensor) -> Tensor:

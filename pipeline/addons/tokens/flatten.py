@@ -74,7 +74,7 @@ class Flatten:
     def together(
         self, by_field: Mapping[str, Any], parts: IntArray | None = None
     ) -> dict[str, Any]:
-        """The same of the values of each field."""
+        """Collate the values of each field."""
         rows = {name: _ragged(name, by_field.get(name)) for name in (self.tokens, *self.fields)}
         counts = rows[self.tokens].lengths.numpy()
         for name, (values, lengths) in rows.items():
