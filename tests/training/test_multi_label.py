@@ -91,8 +91,8 @@ def test_what_does_not_fit_is_refused():
         objective().measure(model, batch([[1, 0]], logits=torch.zeros(1, 3)))
     with pytest.raises(ConfigError, match=r"3 classes of 'labels' need as many logits"):
         objective().measure(model, batch([[1, 0, 1]], logits=torch.zeros(1, 2)))
-    with pytest.raises(DataError, match=r"outside of 0 to 1"):
+    with pytest.raises(DataError, match=r"must lie between 0 and 1"):
         objective().baseline([batch([[2, 0, 0], [-1, 0, 0]])])  # whose mean is within
     for wrong in (2, -1):
-        with pytest.raises(DataError, match=r"outside of 0 to 1"):
+        with pytest.raises(DataError, match=r"must lie between 0 and 1"):
             objective().measure(model, batch([[0, wrong, 1]], logits=torch.zeros(1, 3)))
