@@ -50,9 +50,9 @@ class CacheFolder:
         """
         folder = self.path / name
 
-        def write(beside: Path) -> None:
+        def write(empty: Path) -> None:
             for stem, array in make().items():
-                np.save(beside / f"{stem}.npy", array)
+                np.save(empty / f"{stem}.npy", array)
 
         # Of several ranks one makes them, and the others wait.
         generated_folder(folder, write, "dataset.cache_dir")

@@ -211,13 +211,13 @@ class Client:
 
     def look(self, address: str) -> Object:
         """A file; DataError if it is missing."""
-        (found,) = self.find([address])
-        if found is None:
+        (item,) = self.find([address])
+        if item is None:
             raise DataError(
                 f"{address!r} is missing in its store. Check the address; if it was removed, start "
                 "again."
             )
-        return found
+        return item
 
     def listing(self, address: str) -> list[str]:
         """Names of all files below a folder, sorted; 300 bytes a file are kept of it.
@@ -266,20 +266,20 @@ class Client:
             DataError: one cannot be fetched; names it.
         """
         # From the disk without the other process, which only those that are missing need.
-        found = [self.cache.read(*span) if span[2] > span[1] else b"" for span in spans]
+        cached = [self.cache.read(*span) if span[2] > span[1] else b"" for span in spans]
         # By block: spans of a batch often share one.
         blocks = {
             (item.entry, block): (item, block)
-            for (item, start, stop), content in zip(spans, found, strict=True)
+            for (item, start, stop), content in zip(spans, cached, strict=True)
             if content is None
             for block in item.blocks(start, stop)
         }
         if not blocks:
-            return found  # type: ignore[return-value]
+            return cached  # type: ignore[return-value]
         contents = self._request("read", [*blocks.values()])
         fetched = dict(zip(blocks, contents, strict=True))
         made: list[bytes | memoryview] = []
-        for (item, start, stop), content in zip(spans, found, strict=True):
+        for (item, start, stop), content in zip(spans, cached, strict=True):
             if content is None:
                 pieces = [fetched[item.entry, block] for block in item.blocks(start, stop)]
                 first = start // BLOCK * BLOCK
@@ -389,8 +389,8 @@ class RemoteRoot(Root):
         return self.remote_files.file(item, lambda path: function(path, item.address))
 
     def want(self, names: Sequence[str]) -> float:
-        found = self.remote_files.find([*map(self.path, names)])
-        return self.remote_files.want([(item, 0, item.size) for item in found if item is not None])
+        items = self.remote_files.find([*map(self.path, names)])
+        return self.remote_files.want([(item, 0, item.size) for item in items if item is not None])
 
     def below(self, name: str) -> RemoteRoot:
         inner = posixpath.normpath(posixpath.join(self._inner, name))

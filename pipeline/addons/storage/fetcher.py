@@ -321,7 +321,7 @@ class Fetcher:
     async def look(self, addresses: Sequence[str]) -> list[tuple[int, str] | None]:
         """Bytes and version of each file as it is now; None for one that is missing."""
 
-        async def one(address: str) -> tuple[int, str] | None:
+        async def state_of(address: str) -> tuple[int, str] | None:
             async def once(store: Any, path: str) -> tuple[int, str] | None:
                 with suppress(FileNotFoundError):
                     if len(addresses) > 1:
@@ -340,7 +340,7 @@ class Fetcher:
             state: tuple[int, str] | None = await self._attempts(address, once)
             return state
 
-        return await asyncio.gather(*map(one, addresses))
+        return await asyncio.gather(*map(state_of, addresses))
 
     async def files(self, address: str) -> list[tuple[str, int, str]]:
         """Names of all files below a folder, sizes and versions."""
@@ -353,8 +353,8 @@ class Fetcher:
                 for meta in page
             ]
 
-        found: list[tuple[str, int, str]] = await self._attempts(address, once)
-        return found
+        listed: list[tuple[str, int, str]] = await self._attempts(address, once)
+        return listed
 
     async def read(self, blocks: Sequence[tuple[Object, int]]) -> list[bytes]:
         """Contents of blocks, which the cache keeps if it has room."""

@@ -161,10 +161,10 @@ class RecordFiles:
         wanted = zip(*(each.tolist() for each in spans), strict=True)
         if not self.is_remote:
             return [self._read(*each) for each in wanted]
-        found: list[bytes | memoryview] = self.files.remote.read(
+        contents: list[bytes | memoryview] = self.files.remote.read(
             [(self._items[file], start, stop) for file, start, stop in wanted]
         )
-        return found
+        return contents
 
     def _read(self, file: int, start: int, stop: int) -> bytes:
         """Bytes start .. stop-1 of a file of this machine."""
@@ -229,15 +229,15 @@ class RecordFiles:
         count = _PIECES // max(len(chosen), 1)
         return [piece for file in chosen for piece in self.sample(file, count)]
 
-    def beside(self, suffix: str) -> list[bytes | None]:
+    def companions(self, suffix: str) -> list[bytes | None]:
         """The content of the file beside each that has its name and this suffix; None without."""
         addresses = [address + suffix for address in self.addresses]
         if self.is_remote:
             there = [item is not None for item in self.files.remote.find(addresses)]
         else:
             there = [local_file(address).is_file() for address in addresses]
-        found = [address for address, is_there in zip(addresses, there, strict=True) if is_there]
-        others = RecordFiles(found, found, self.files)
+        present = [address for address, is_there in zip(addresses, there, strict=True) if is_there]
+        others = RecordFiles(present, present, self.files)
         contents = iter(others.read(others.whole_of(range(len(others)))))
         return [bytes(next(contents)) if is_there else None for is_there in there]
 
@@ -300,8 +300,8 @@ def data_file(name: str, address: str, files: Files) -> DataFile:
     if not is_remote(address):
         return DataFile(name, str(local_file(address)))
     folder: Root = files.remote.folder(address.rpartition("/")[0])
-    found = folder.data_file(address.rpartition("/")[2])
-    return found._replace(name=name)
+    file = folder.data_file(address.rpartition("/")[2])
+    return file._replace(name=name)
 
 
 def expand_braces(pattern: str) -> list[str]:

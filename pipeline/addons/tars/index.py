@@ -181,9 +181,9 @@ class Places:
 
     def __init__(self, indexes: Sequence[Index]) -> None:
         # Arrays: forked workers share them, and do not copy them by counting references.
-        self.shards = np.cumsum([0, *(len(one["keys"]) for one in indexes)])
+        self.shards = np.cumsum([0, *(len(each["keys"]) for each in indexes)])
         self._keys, counts, self._endings, self._spans = (
-            np.concatenate([one[name] for one in indexes])
+            np.concatenate([each[name] for each in indexes])
             for name in ("keys", "counts", "endings", "spans")
         )
         self._parts = np.cumsum([0, *counts])

@@ -129,10 +129,12 @@ class Tars(FileDataset):
         """The index of each archive: that beside it, one that was made before, or one made now."""
         numbers = range(len(self.files))
         # Indexes beside archives are of names that end at their first dot.
-        beside = self.files.beside(index.SUFFIX) if self._dots == "first" else [None] * len(numbers)
+        written = (
+            self.files.companions(index.SUFFIX) if self._dots == "first" else [None] * len(numbers)
+        )
         indexes = []
         for shard in watched(numbers, len(numbers), "reading indexes of archives"):
-            content = beside[shard]
+            content = written[shard]
             if content is not None:
                 size = int(self.files.sizes[shard])
                 indexes.append(index.read(content, self.files.addresses[shard], size))
@@ -175,8 +177,9 @@ class Tars(FileDataset):
 
     def _sample(self, shard: int, sample: index.Sample) -> Sample:
         where, parts = self._parts(shard, sample)
-        given = parts, self.fields, self._whole, where, self.reader, self._limits, self.lazy
-        made = make_fields(*given)
+        made = make_fields(
+            parts, self.fields, self._whole, where, self.reader, self._limits, self.lazy
+        )
         label, count = made.get("label"), len(self.classes)
         if count and isinstance(label, int) and not 0 <= label < count:
             raise DataError(
