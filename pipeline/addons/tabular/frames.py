@@ -276,6 +276,8 @@ def _typed(cells: pa.ChunkedArray, marks: Sequence[str], decimal: str) -> pa.Chu
     if not pc.any(pc.match_substring_regex(texts, _PADDED)).as_py():
         for kind in (pa.int64(), pa.uint64(), pa.float64()):
             with suppress(pa.ArrowInvalid):
+                # Arrow makes an error for every cell that fails: half a second for 100,000 rows.
+                texts.drop_null()[:100].cast(kind)
                 return texts.cast(kind)
     return cells
 
