@@ -290,13 +290,6 @@ def test_workers_read_the_same(table, options):
             assert toy.hashes(shared, 1) == toy.hashes(alone, 1)
 
 
-# What is kept
-
-
-def abs_and_size(group):
-    return abs(group), 1
-
-
 def test_rows_before_bounds():
     bounds = np.array([0, 0, 3, 10, 10, 25])
     for rows in (

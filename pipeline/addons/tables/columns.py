@@ -103,6 +103,7 @@ def converted(
     elif field.kind == "label":
         texts, places = label_texts(arrays[0])
         order = {text: number for number, text in enumerate(classes)}
+        # A null is place -1, which finds the -1 at the end.
         numbers = np.array([*(order.get(text, -1) for text in texts), -1], np.int64)[places]
         bad |= numbers < 0
     else:
@@ -115,6 +116,7 @@ def converted(
     if shape is not None:
         shapes = np.broadcast_to(np.array(shape, np.int64), (len(bad), len(shape)))
     bad |= shapes.prod(1) * np.dtype(stored.dtype).itemsize > limits.record_bytes
+    # A copy, as torch warns of memory that is Arrow's and may not be written.
     flat = np.array(numbers).reshape(-1).view(np.uint8)
     return Column(torch.from_numpy(flat), shapes.astype(np.int32)), bad
 
@@ -163,14 +165,14 @@ def _content(array: pa.Array) -> tuple[IntArray, Array, Mask]:
 
 
 def _nulls(array: pa.Array) -> Mask:
-    return array.is_null().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    return array.is_null().to_numpy(zero_copy_only=False)
 
 
 def _numbers(array: pa.Array) -> Array:
     """The values of a column of numbers, 0 for nulls."""
     if array.null_count:
         array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
-    return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    return array.to_numpy(zero_copy_only=False)
 
 
 def _wrong(values: Array) -> Mask:

@@ -63,6 +63,7 @@ class Source:
     def open(self, number: int) -> TableFile:
         """A file; of Parquet at an address, only what is read is fetched."""
         address = self.files.addresses[number]
+        # Row groups alone are fetched of Parquet; of other formats all is read anyway.
         in_parts = self.files.is_remote and address.lower().endswith(".parquet")
         file = self.files.open(number) if in_parts else str(self.files.path(number))
         return TableFile(file, address, self.text)
@@ -152,6 +153,7 @@ class TableDataset(FileDataset):
             trained.check(self.source.open(0), self._columns)
         self._stored = {field.name: stored_field(field, schema) for field in self.fields}
         self._ragged = [name for name, stored in self._stored.items() if stored.shape is None]
+        # `datasets` writes numbers and names them; a person's names are for those as well.
         names = self._name_classes(classes)
         self._load(trained)
         self.label_classes = {name: names.get(name, texts) for name, texts in self._texts.items()}
@@ -194,6 +196,7 @@ class TableDataset(FileDataset):
             where = f"{source.files.addresses[0]!r}, {name!r}"
             if not texts:
                 raise DataError(f"{where}: there are no labels. Name the classes: dataset.classes.")
+            # The largest number counts, so it is compared with the limit before names are made.
             whole = is_whole(self._schema.field(self._labels[name]).type)
             count = max(map(int, texts)) + 1 if whole else len(texts)
             check_classes(count, where, self._limits)

@@ -113,7 +113,7 @@ class Parquet(TableDataset, Dataset[Sample]):
     def _load(self, trained: Source) -> None:
         self._pack = self._mapped(trained)
         self._texts = self._pack.record["classes"]
-        if trained is not self.source:
+        if trained is not self.source:  # files of validation have the classes of training
             self._pack = self._mapped(self.source)
         self._ends = np.cumsum(self._pack.record["rows"])
         self.rows = self._rows_of(int(self._ends[-1]))
@@ -318,6 +318,7 @@ class DelimitedText(Parquet):
         """A row per sample: length (bytes of its text), label, class (its name)."""
         import pandas as pd
 
+        # Not by way of the files, whose texts a filter or sampler of labels would read.
         offsets, rows = self._pack.array("text.offsets"), self._all
         return pd.DataFrame({"length": offsets[rows + 1] - offsets[rows], **self._classes_of(rows)})
 
