@@ -234,26 +234,6 @@ def test_a_store_vouches_for_content(tmp_path):
         assert not shelf.requests["GET"], "nothing is fetched"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["dataset=arrays", "dataset.root=x", "data.fingerprint=contents"],
-            "got 'contents'",
-        ),
-        (
-            ["dataset=arrays", "dataset.root=x", "data.fingerprint=null"],
-            "got null",
-        ),
-        (["dataset=arrays", "dataset.root=x", "data.fingerprint=[content]"], "content"),
-    ],
-)
-def test_preflight(words, message, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
-    with pytest.raises(ConfigError, match=rf"(?s)data\.fingerprint: .*{message}"):
-        penstock.compose(*words)
-
-
 @pytest.fixture
 def data(tmp_path, monkeypatch):
     """A folder of images in the working folder."""

@@ -242,27 +242,6 @@ def test_a_run_over_its_budget_ends_with_code_3(images, budget, allowed, capsys)
     assert "Traceback" not in outcome.err
 
 
-@pytest.mark.stress
-def test_a_sampler_of_torchs_travels_to_workers(images, capsys):
-    common = [
-        "task=digest",
-        "dataset=image_folder",
-        images,
-        "batch.size=6",
-        "sampler._target_=torch.utils.data.RandomSampler",
-        "+sampler.replacement=true",
-        "bad_samples.on_error=substitute",
-        "bad_samples.budget=0.3",
-    ]
-    outs = set()
-    sent = ["loader.num_workers=1", "loader.multiprocessing_context=forkserver"]
-    for more in (["loader=debug"], sent):
-        outcome = run(capsys, *common, *more)
-        assert outcome.code == 0, outcome.err
-        outs.add(outcome.out)
-    assert len(outs) == 1
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [

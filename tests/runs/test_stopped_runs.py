@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -153,29 +152,7 @@ def test_a_damaged_checkpoint_costs_steps_that_are_named(tmp_path, capsys):
     found = run(capsys, f"resume={folder}", "trainer.max_steps=25")
     assert found.code == 0, found.err
     assert f"cannot use {newest}" in found.err
-    assert "resuming from an older one, after 14 steps; the 7 steps since then" in found.err
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("stopped", [0, 1])
-def test_a_stopped_rank_is_named_once(stopped, tmp_path):
-    folder = tmp_path / "run"
-    process = start(folder, "distributed.timeout=8", "trainer.max_epochs=50", ranks=2)
-    wait_for_steps(folder, 10, process)
-    by_rank = {int(environment(pid)["RANK"]): pid for pid in ranks_of(process)}
-    os.kill(by_rank[stopped], signal.SIGSTOP)
-    _, err = process.communicate(timeout=200)
-    assert process.returncode == 75, err
-    assert "Traceback" not in err
-    said = [line for line in err.splitlines() if "error" in line]
-    assert len(said) == 1, err
-    assert f"rank {stopped} (process {by_rank[stopped]} on " in said[0]
-    assert "is stopped (SIGSTOP)" in said[0]
-
-
-def environment(pid):
-    words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-    return dict(word.split("=", 1) for word in words if "=" in word)
+    assert "the steps behind step-00000014.safetensors are taken again" in found.err
 
 
 @pytest.mark.stress
