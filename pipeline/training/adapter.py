@@ -305,8 +305,11 @@ class Objective:
 
     def rendered(self, batch: Batch, outputs: Any = None) -> list[Rendered]:
         """Every row of a batch, to look at; with `outputs`, also what they predict."""
-        shows = self._has("rendered")
-        return [*self.own.rendered(batch, outputs)] if shows else [Rendered()] * len(batch.indices)
+        return (
+            [*self.own.rendered(batch, outputs)]
+            if self._has("rendered")
+            else [Rendered()] * len(batch.indices)
+        )
 
     def examples(
         self, model: nn.Module, dataset: object, transform: object, count: int

@@ -154,7 +154,9 @@ class Regression(Supervised):
     baseline_name = "mean target"
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        goals, outputs = self.goals(batch), outputs.reshape(len(outputs), -1)
+        goals = self.goals(batch)
+        if outputs.shape != goals.shape:  # else views would cost more than the loss
+            outputs, goals = outputs.reshape(len(outputs), -1), goals.reshape(len(goals), -1)
         if outputs.shape != goals.shape:  # the loss would broadcast, with a warning at most
             raise ConfigError(
                 Problem(
@@ -164,6 +166,8 @@ class Regression(Supervised):
                 )
             )
         losses = self.criterion(outputs, goals)
+        if losses.shape[1:] == (1,):  # a view costs less than a mean of one number
+            return losses.squeeze(1)
         return losses if losses.ndim < 2 else losses.mean(1)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -182,9 +186,9 @@ class Regression(Supervised):
         }
 
     def goals(self, batch: Batch) -> Tensor:
-        """The targets as the loss compares them, float32[B, k]."""
+        """The targets as the loss compares them, float32[B] or [B, k]."""
         target = self.targets(batch).float()
-        return target.reshape(len(target), -1)
+        return target if target.ndim < 2 else target.flatten(1)
 
 
 class LandmarkRegression(Regression):
