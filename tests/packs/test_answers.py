@@ -220,21 +220,6 @@ def test_every_sampler_reads_the_same_rows_of_it(words, sampler):
     assert order(words, *more, AUTO) == order(words, *more)
 
 
-@pytest.mark.thorough
-def test_samplers_by_length_count_the_tokens_of_a_pack(tmp_path):
-    words = [
-        "dataset=delimited_text",
-        f"cache_dir={tmp_path}/cache",
-        "loader=debug",
-        "batch.size=4",
-        *write_messages(tmp_path / "data"),
-    ]
-    for sampler in ("bucket", "curriculum", "packed"):
-        more = [f"sampler={sampler}", *SAMPLERS[sampler]]
-        rows, hashes = order(words, *more, AUTO)
-        assert (rows, hashes) == order(words, *more)
-
-
 def packed(dataset, tmp_path):
     folder = pack(dataset, "train", Recipe(), tmp_path, options=LoaderOptions())
     return Packed(str(folder), cache_dir=str(tmp_path / "text"))

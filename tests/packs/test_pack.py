@@ -354,22 +354,6 @@ def test_squares_are_those_of_the_decoder_of_a_part(photos):
         assert type(packed[row]["image"]) is tv_tensors.Image
 
 
-@pytest.mark.one_in(3)
-@built
-@pytest.mark.parametrize("more", [["loader=debug"], ["loader.backend=process"], ["loader=threads"]])
-def test_squares_are_the_same_from_any_decoder(photos, more, tmp_path):
-    folders = [
-        pack_of(
-            DataParts(
-                penstock.compose(*photos, f"pack.out={tmp_path / name}", *given), World()
-            ).train
-        )
-        for name, given in (("a", ["loader.num_workers=1"]), ("b", more))
-    ]
-    for path in folders[0].glob("*.npy"):
-        assert path.read_bytes() == (folders[1] / path.name).read_bytes()
-
-
 def test_points_move_along(capsys, tmp_path):
     root = write_faces(tmp_path / "faces")
     given = f"dataset.root={root}", "pack.size=32", f"cache_dir={tmp_path}", "split=train"

@@ -14,10 +14,8 @@ from penstock.errors import DataError
 from penstock.loading.batch import hash_sample
 from penstock.loading.collate import Stack, kinds_of
 from penstock.loading.fetch import Compose, Fetch
-from penstock.loading.loader import Loader
 from penstock.loading.workers.executors import LoaderOptions
-from penstock.order.plan import Plan, Request
-from penstock.order.samplers import Bucket, Random, Weighted
+from penstock.order.plan import Request
 from tests.pack_files import Everything, write_images
 from tests.program import run
 
@@ -89,25 +87,6 @@ def test_a_copy_for_a_worker_takes_no_pixels_along(folders):
     same(packed[3], pickle.loads(content)[3])
 
 
-@pytest.mark.parametrize("even", [False, True])
-def test_the_table_facts_and_classes_survive(folders, even):
-    import pandas as pd
-
-    dataset, packed = Everything(even=even), Packed(folders[even])
-    pd.testing.assert_frame_equal(packed.metadata, dataset.metadata)
-    assert (packed.facts, packed.classes) == (dataset.facts, dataset.classes)
-    assert packed.fingerprint == dataset.fingerprint
-    assert not hasattr(packed, "path")  # the dataset has a column of paths, and no method
-
-
-def test_samplers_choose_by_the_table(folders):
-    dataset, packed = Everything(), Packed(folders[False])
-    weighted = [Weighted(20, 0, data.metadata, column="class") for data in (packed, dataset)]
-    assert np.array_equal(*(one.indices(0, 0, 10) for one in weighted))
-    buckets = [Bucket(20, 0, data.metadata, 4) for data in (packed, dataset)]
-    assert np.array_equal(*(one.batch(0, 1)[1] for one in buckets))
-
-
 def fetched(dataset, batch_transform=None, transform=None):
     fetch = Fetch(dataset, transform, Stack(), 0, batch_transform=batch_transform)
     rows = np.array([5, 2, 9, 2])
@@ -158,16 +137,6 @@ def test_large_rows_are_gathered_in_any_order(tmp_path):
     packed = Packed(str(pack(Big(), "train", Recipe(), tmp_path, options=MAIN)))
     rows = [19, 0, 7, 7, 3]
     assert packed.fetch_batch(rows)["x"][:, 0].tolist() == rows
-
-
-@pytest.mark.parametrize("backend", ["process", "thread"])
-def test_batches_agree_on_every_backend(folders, backend):
-    def labels(options):
-        packed = Packed(folders[True])
-        with Loader(Plan(Random(20, 0), 6), Fetch(packed, None, Stack(), 0), options) as loader:
-            return [(batch["label"].tolist(), batch["image"].sum().item()) for batch in loader]
-
-    assert labels(LoaderOptions(backend, 2)) == labels(LoaderOptions())
 
 
 def digest(capsys, tmp_path, *more):

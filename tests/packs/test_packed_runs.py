@@ -96,22 +96,6 @@ def test_a_batch_is_the_same_from_any_maker(messages, split, capsys):
     assert digest(capsys, *words, *IN_MAIN, "sampler.tokens=300") != expected
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize("split", ["never", "tail"])
-def test_nor_do_more_workers_and_other_windows_of_them(messages, split, capsys):
-    words = (*messages, f"sampler.split={split}", "epoch=1")
-    expected = digest(capsys, *words, *IN_MAIN)
-    for workers in (1, 2, 3, 4):
-        for backend in ("process", "thread"):
-            for ahead in (1, 5):
-                options = (
-                    f"loader.backend={backend}",
-                    f"loader.num_workers={workers}",
-                    f"loader.prefetch_factor={ahead}",
-                )
-                assert digest(capsys, *words, *options) == expected, options
-
-
 @pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(

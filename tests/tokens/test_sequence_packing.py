@@ -11,7 +11,6 @@ from penstock.addons.tokens.sequence_packing import SequencePacking, best_fit, c
 from penstock.errors import DataError
 from penstock.order.plan import Plan
 from penstock.order.samplers import Curriculum, Random, Repeated, Sequential, Subset, Weighted
-from tests.program import SHARED
 
 KINDS = {
     "zipf": lambda rng, n: np.minimum(rng.zipf(1.5, n), 500),
@@ -116,24 +115,6 @@ def test_blocks_are_full(split, filled, stretches):
     assert lengths.sum() / (blocks * 2048) >= filled
     if split == "tail" and not stretches:
         assert blocks == -(-int(lengths.sum()) // 2048)
-
-
-@pytest.mark.parametrize("split", ["never", "tail"])
-def test_messages_fill_blocks_of_2048_bytes(split):
-    path = SHARED / "sms" / "SMSSpamCollection"
-    if not path.exists():
-        pytest.skip("needs the collection of messages")
-    lengths = np.array([len(one.split(b"\t", 1)[1]) for one in path.read_bytes().splitlines()])
-    packed = packed_of(lengths, 8, 2048, split=split)
-    pieces = epoch_of(packed)
-    used = np.concatenate([np.bincount(one.blocks, one.stops - one.starts) for one in pieces])
-    assert used.sum() == lengths.sum()
-    assert used.sum() / (len(used) * 2048) >= 0.98
-    cut = [(one.stops - one.starts)[one.stops - one.starts < one.lengths].sum() for one in pieces]
-    if split == "never":
-        assert sum(cut) <= 0.01 * lengths.sum()
-    else:
-        assert np.all(used[:-1] == 2048)
 
 
 TABLE = pd.DataFrame({"length": lengths_of("zipf", 900), "label": np.arange(900) % 7})

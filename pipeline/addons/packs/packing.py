@@ -64,6 +64,7 @@ _log = logging.getLogger(__name__)
 # Batches are as large as this, so that memory does not grow with the size of samples: there are
 # as many as workers have in hand, and they wait for the disk.
 _BATCH_BYTES = 8 << 20
+# Samples of a few bytes: more of them in a batch would show no progress.
 _LARGEST_BATCH = 256
 
 
@@ -312,6 +313,7 @@ def packed(
         backend="thread" if threads else "process",
         num_workers=workers.num_workers or usable_cpus(),
         pin_memory=False,
+        # Rows keep their numbers: those of a pack are those of its dataset.
         in_order=True,
         persistent_workers=False,
     )
