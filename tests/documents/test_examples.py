@@ -143,7 +143,7 @@ def test_the_page_of_own_parts(here, capsys, faces_root):
     assert "val/within" in logged
     written = yaml.safe_load((whole / "config.yaml").read_text())
     assert written["optimizer"] == {"_target_": "torch.optim.SGD", "lr": 0.01, "momentum": 0.9}
-    assert list(written["transform"]["train"])[-2:] == ["shade", "normalize"]
+    assert written["transform"]["train"]["crop"] == {"_target_": "mine.steps.Shade"}
 
 
 @pytest.mark.thorough
