@@ -29,13 +29,6 @@ def zero_tail(path):
     path.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
 
 
-def hole(path):
-    """Zeros in the middle, and a whole end: every decoder takes it."""
-    content = path.read_bytes()
-    start = len(content) * 2 // 3
-    path.write_bytes(content[:start] + bytes(200) + content[start + 200 :])
-
-
 def empty(path):
     path.write_bytes(b"")
 

@@ -46,7 +46,6 @@ def table(out):
     ]
 
 
-@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("sampler", ["random", "bucket"])
 def test_an_address_has_what_replay_makes_there(sampler, tmp_path, monkeypatch, capsys):
@@ -71,28 +70,6 @@ def test_a_run_is_asked_by_its_own_configuration(trained, capsys):
     assert [int(one["epoch"]) for one in rows] == [0, 1, 2]
     assert done.out.endswith("behind the end (trainer.max_epochs, trainer.max_steps)\n")
     assert table(run(capsys, "task=where", "sample=5", f"run={trained}").out) == rows
-
-
-@pytest.mark.thorough
-def test_a_batch_of_a_mixture_has_sources(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    sources = ", ".join(f"{name}: {{{SEQUENCES}, root: {name}}}" for name in "ab")
-    rest = f"sources: {{{sources}}}, weights: {{a: 3, b: 1}}"
-    given = (
-        "task=where",
-        *DATA[:1],
-        *DATA[2:],
-        "sampler=mixture",
-        f"dataset={{_target_: penstock.addons.mixtures.mixture.Mixture, {rest}}}",
-    )
-    batch = table(run(capsys, *given, "address=0,3").out)
-    assert {one["source"][0] for one in batch} == {"a", "b"}
-    row = next(one for one in batch if one["source"].startswith("b:"))
-    again = run(capsys, *given, f"sample={row['source']}", "epochs=0")
-    assert row["key"] in {one["key"] for one in table(again.out)}
-    assert {one["source"] for one in table(again.out)} == {row["source"]}
-    over = run(capsys, *given, "sample=b:48")
-    assert "'b:48' is none of the" in over.err
 
 
 def test_an_address_that_is_skipped_is_shown_as_skipped(tmp_path, monkeypatch, capsys):

@@ -1,17 +1,13 @@
 """Two views of a sample, and pictures with captions."""
 
-import base64
-import io
 import json
 import math
-import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 from torch.nn.functional import normalize
 
@@ -137,49 +133,6 @@ def test_towers_take_pictures_and_texts():
     places = model(torch.zeros(2, 3, 32, 32), torch.ones(2, 5), torch.tensor([5, 5]))
     assert [place.shape for place in places] == [(2, 5), (2, 5)]
     assert model.factor().item() == pytest.approx(5.0)
-
-
-@pytest.mark.thorough
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("experiment", ["two_views", "image_text"])
-def test_a_resumed_run_is_the_whole_one(experiment, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = [
-        f"experiment={experiment}",
-        *SMALL,
-        *QUIET,
-        "loader.num_workers=0",
-        "trainer.baseline=false",
-    ]
-    steps = ["trainer.max_epochs=2", "trainer.checkpoint.every_steps=1", "scheduler=none"]
-    for more in (["run_dir=whole"], ["run_dir=part", "trainer.max_steps=4"]):
-        assert command.main([*words, *steps, *more]) == 0, capsys.readouterr().err
-    assert command.main([*words, *steps, "resume=part", "trainer.max_steps=null"]) == 0
-    ledgers = [(tmp_path / name / "ledger.jsonl").read_text() for name in ("whole", "part")]
-    assert ledgers[0] == ledgers[1]  # rows and the exact loss of each step
-    assert len(ledgers[0].splitlines()) == 6
-
-
-@pytest.mark.thorough
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("experiment", ["two_views", "image_text"])
-def test_reports_show_pairs(experiment, tmp_path, capsys, reports):
-    words = [f"experiment={experiment}", *SMALL, *QUIET[:2], "loader.num_workers=0"]
-    words += ["trainer.max_steps=1", f"run_dir={tmp_path}/run"]
-    assert command.main(words) == 0, capsys.readouterr().err
-    page = (tmp_path / "run/report.html").read_text()
-    facts = json.loads((tmp_path / "run/report/facts.json").read_text())
-    assert not facts["notes"]
-    shown = facts["predictions"][0]
-    if experiment == "image_text":
-        assert shown["truth"].startswith("a ")
-    else:
-        picture = Image.open(io.BytesIO(base64.b64decode(shown["uri"].partition(",")[2])))
-        assert picture.size == (128, 64)  # both views, side by side
-        assert {batch["kind"] for batch in facts["batches"]} == {"views"}
-        assert set(re.findall('<ul class="tiles ([^"]+)">', page)) == {
-            "wide-ones"
-        }  # not in squares
 
 
 def test_two_ranks_have_the_losses_of_one(tmp_path, capsys):

@@ -42,19 +42,6 @@ def trained(place, capsys, monkeypatch):
     return place / "run"
 
 
-@pytest.mark.thorough
-def test_the_test_split_is_measured_once(trained, capsys):
-    first = program.run(capsys, "task=test", "run=run")
-    kept = json.loads((trained / "manifest.json").read_text())["test"]
-    assert first.code == 0
-    assert f"{kept['metrics']['loss']:.4f}" in first.out
-    again = program.run(capsys, "task=test", "run=run")
-    assert again.code == 0
-    assert "measured once" in again.err
-    assert json.loads((trained / "manifest.json").read_text())["test"] == kept
-    assert "measured once" in Run(trained).report().read_text()
-
-
 class Unknown(Metric):
     """Is NaN."""
 
@@ -341,32 +328,6 @@ NEW = {
     ],
     "text": ["text", "some other words", "more"],
 }
-
-
-@pytest.mark.thorough
-def test_numbers_are_predicted_from_inputs_alone(place, capsys, monkeypatch):
-    monkeypatch.chdir(place)
-    folder = place / "numbers"
-    folder.mkdir()
-    inputs = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
-    np.save(folder / "inputs.npy", inputs)
-    np.save(folder / "targets.npy", inputs.sum(1))
-    np.save(place / "new.npy", inputs[:6])
-    words = ["dataset=arrays", "objective=regression", "dataset.root=numbers"]
-    more = ["objective.inputs=[input]", "objective.target=target", "run_dir=linear"]
-    assert program.run(capsys, *words, *QUICK, *more).code == 0
-    words = ["task=predict", "run=linear", "dataset.root=new.npy", "out=new.jsonl"]
-    assert program.run(capsys, *words).code == 0
-    rows = [json.loads(line) for line in (place / "new.jsonl").read_text().splitlines()]
-    model = Run(place / "linear").model()
-    import torch
-
-    assert [row["predicted"] for row in rows] == pytest.approx(
-        model(torch.from_numpy(inputs[:6])).flatten().tolist(), abs=1e-6
-    )
-    refused = program.run(capsys, "task=test", "run=linear").err
-    assert "has no rows for the test split" in refused
-    assert "test_fraction" in refused
 
 
 @pytest.mark.one_in(2)

@@ -17,14 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-import penstock
 from penstock.addons.audio.recordings import AudioPairs, SpokenDigits
 from penstock.addons.mixtures.mixture import Mixture
-from penstock.addons.packs.packed import Packed
 from penstock.addons.tables.stream import DelimitedStream, ParquetStream
 from penstock.addons.tables.table import DelimitedText, Parquet
 from penstock.addons.tars.tars import TarShards
-from penstock.build.data import DataParts
 from penstock.datasets.arrays import Arrays
 from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.sequences import Sequences
@@ -250,74 +247,6 @@ def resume(capsys, *words):
     return run(capsys, "resume=run", "trainer.max_steps=3", *words)
 
 
-@pytest.mark.thorough
-def test_a_replaced_image_is_recognised_by_content_and_not_by_sizes(data, capsys):
-    train = ImageFolder("data").names.tolist()
-    image = data / train[0].decode()
-    for mode in ("sizes", "content"):
-        done = fit(capsys, f"data.fingerprint={mode}", f"run_dir={mode}")
-        assert done.code == 0, done.err
-        manifest = json.loads(Path(mode, "manifest.json").read_text())
-        assert manifest["data"]["fingerprint"] == mode
-        assert manifest["data"]["train"] == manifest["fingerprint"]["dataset"]
-    replaced(image)
-    assert run(capsys, "resume=sizes", "trainer.max_steps=3").code == 0
-    refused = run(capsys, "resume=content", "trainer.max_steps=3")
-    assert refused.code == 2
-    assert "error in the configuration: dataset: is " in refused.err
-    assert "resume_despite=[dataset]" in refused.err
-    done = run(capsys, "resume=content", "trainer.max_steps=3", "resume_despite=[dataset]")
-    assert done.code == 0, done.err
-
-
-@pytest.mark.thorough
-def test_a_pack_is_made_again_of_a_replaced_image(data, capsys):
-    def packed():
-        words = [
-            "dataset=image_folder",
-            "dataset.root=data",
-            "data.fingerprint=content",
-            "data.packed=auto",
-            "cache_dir=cache",
-            "transform.train.normalize=null",
-            "transform.val.normalize=null",
-            "trainer.progress=none",
-            "loader=threads",
-        ]
-        parts = DataParts(penstock.compose(*words))
-        assert isinstance(parts.train.dataset, Packed)
-        return parts.train.dataset.pack.folder, parts.train.fingerprint
-
-    folder, told = packed()
-    assert packed() == (folder, told)
-    assert told["data.fingerprint"] == "content"
-    replaced(data / ImageFolder("data").names[0].decode())
-    assert packed()[0] != folder
-    assert packed()[1] != told
-
-
-@pytest.mark.thorough
-def test_verify_says_how_data_was_identified_and_which_code_differs(data, capsys):
-    for mode in ("sizes", "content"):
-        assert fit(capsys, f"data.fingerprint={mode}", f"run_dir={mode}").code == 0
-    shutil.copytree("content", "third")
-    manifest = json.loads(Path("third/manifest.json").read_text())
-    manifest["fingerprint"]["dataset"] = manifest["data"]["train"] = "0" * 32
-    manifest["code"]["mine"] = "0" * 16
-    Path("third/manifest.json").write_text(json.dumps(manifest))
-
-    def rows(first, second):
-        out = run(capsys, "task=diff", f"runs=[{first},{second}]").out
-        return {line.split()[0]: line for line in out.splitlines() if line}
-
-    found = rows("sizes", "content")
-    assert found["data.fingerprint"].split()[1:] == ["sizes", "content"]
-    assert "data.train" in found
-    found = rows("content", "third")
-    assert "data.fingerprint" not in found
-    assert {"data.train", "code.mine"} <= found.keys()
-
-
 OWN_STEP = """
 from {package}.parts import double
 
@@ -327,7 +256,6 @@ class Step:
 """
 
 
-@pytest.mark.thorough
 def test_code_that_changed_is_reported_on_resume(data, capsys, monkeypatch):
     package = Path("own_steps_of_a_person")
     package.mkdir()

@@ -1,15 +1,12 @@
 """A run that was done is trained on: a new schedule for what is added, and nothing is lost."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from penstock.runs import checkpoint
-from penstock.runs.resume import SCHEDULES
-from penstock.training import loop
 from penstock.training.step import TrainStep
 from tests.own_parts import NUMBERS, Numbers
 from tests.program import run
@@ -66,7 +63,6 @@ def weights(folder):
     return torch.cat([value.flatten() for value in state.values()])
 
 
-@pytest.mark.thorough
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("interval", ["step", "epoch"])
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -91,40 +87,6 @@ def test_a_finished_run_is_trained_longer(scheduler, interval, fit, rates, tmp_p
         assert rates[6 * STEPS :] == rates[: 6 * STEPS], "as a run of 6 epochs would have it"
     else:
         assert set(rates) == {first[-1]}, "it goes on as it was"
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("interval", ["step", "epoch"])
-def test_the_longer_run_continues_to_the_bit(interval, fit, tmp_path):
-    chosen = ["scheduler=cosine", f"schedule.interval={interval}"]
-    for name in ("whole", "left"):
-        assert fit("trainer.max_epochs=2", f"run_dir={name}", *chosen).code == 0
-    assert fit("resume=whole", "trainer.max_epochs=6").code == 0
-    # In the middle of the added epochs: the length is what the run was last given.
-    from tests.port import StopAfter
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.tasks.fit.fit", partial(loop.fit, asked=StopAfter(6)))
-        stopped = fit("resume=left", "trainer.max_epochs=6")
-    assert stopped.code == 75, stopped.err
-    assert manifest("left")["status"] == "preempted"
-    again = fit("resume=left")
-    assert again.code == 0, again.err
-    assert "schedule" not in again.err
-    assert manifest("left")["last"]["epoch"] == 5
-    assert torch.equal(weights("left"), weights("whole"))
-
-
-@pytest.mark.stress
-def test_shorter_is_done_and_longer_again(fit):
-    assert fit("trainer.max_epochs=3", "run_dir=run", "scheduler=onecycle").code == 0
-    assert fit("resume=run", "trainer.max_epochs=2").code == 0
-    assert manifest()["last"]["epoch"] == 2
-    for epochs in (4, 5):
-        outcome = fit("resume=run", f"trainer.max_epochs={epochs}")
-        assert outcome.code == 0, outcome.err
-        assert "a new one for the 4 moves of the learning rate" in outcome.err
-    assert checkpoint.find_newest(Path("run")).state["fingerprint"][SCHEDULES] == [12, 4, 4]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -210,27 +208,6 @@ def test_a_run_writes_it_and_the_next_one_meets_none_of_it_again(
     assert same is (on_error == "skip")
 
 
-@pytest.mark.stress
-def test_a_new_bad_sample_still_ends_a_run_that_raises(images, capsys, tmp_path):
-    assert (
-        run(
-            capsys,
-            *FIT,
-            images,
-            "bad_samples.on_error=skip",
-            "bad_samples.budget=9",
-            "run_dir=first",
-        ).code
-        == 0
-    )
-    train = ImageFolder(str(tmp_path / "images"), "train")
-    broken_images.text(Path(train.path(7)))
-    outcome = run(capsys, *FIT, images, "bad_samples.quarantine=first/quarantine.csv")
-    assert outcome.code == 3
-    assert "sample 7 (epoch 0, step" in outcome.err
-    assert "bad_samples.on_error=skip or substitute leaves such samples out" in outcome.err
-
-
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(("budget", "allowed"), [("2", 2), ("0.05", 2), ("0", 0)])
 def test_a_run_over_its_budget_ends_with_code_3(images, budget, allowed, capsys):
@@ -261,25 +238,3 @@ def test_what_cannot_be_meant(override, message, capsys, tmp_path, monkeypatch):
     outcome = run(capsys, task, override)
     assert outcome.code == 2
     assert re.search(message, outcome.err), outcome.err
-
-
-@pytest.mark.stress
-def test_ranks_leave_out_the_same_and_write_one_file(images, capsys):
-    policy = ["bad_samples.on_error=skip", "bad_samples.budget=0.1", "trainer.max_epochs=1"]
-    alone = run(capsys, *FIT, images, *policy, "run_dir=alone")
-    assert alone.code == 0, alone.err
-    command = [
-        sys.executable,
-        ROOT / "run.py",
-        *FIT,
-        images,
-        *policy,
-        "run_dir=shared",
-        "distributed=ddp",
-        "distributed.nproc=2",
-        "loader=debug",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert hashes(Path("shared")) == hashes(Path("alone"))
-    assert set(read(Path("shared", NAME))) == set(read(Path("alone", NAME)))

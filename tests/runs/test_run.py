@@ -5,19 +5,16 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import penstock
 from penstock import Run, command
 from penstock.addons.reports.runs import find
 from penstock.errors import ConfigError, PenstockError
 from penstock.loading.batch import batch_hash
 from penstock.runs.quarantine import Entry, QuarantineFile
-from tests.program import ROOT
 from tests.program import run as run_program
 
 RUN = (
@@ -47,24 +44,6 @@ def folder(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "run")
 
 
-@pytest.mark.thorough
-def test_tables_configuration_and_manifest(folder):
-    run = Run(folder)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert run.metrics.to_dict("records") == [
-        {name: value for name, value in line.items() if name != "event"}
-        for line in lines
-        if line["event"] == "epoch"
-    ]
-    assert list(run.logs["step"]) == [one["step"] for one in lines if one["event"] == "log"]
-    assert run.config["batch"]["size"] == 8
-    assert run.manifest["status"] == run.state == "done"
-    assert run.path == folder
-    (folder / "metrics.jsonl").unlink()
-    assert len(Run(folder).metrics) == len(Run(folder).logs) == 0
-
-
-@pytest.mark.thorough
 def test_a_batch_is_the_one_that_the_run_had(folder, trained, capsys):
     run = Run(folder)
     digests = [json.loads(line) for line in (folder / "digests.jsonl").read_text().splitlines()]
@@ -117,28 +96,6 @@ def test_a_run_and_its_report(folder):
     assert re.fullmatch(r"Run\('.*/run': done, 1 epochs\)", repr(run))
     assert run.report() == folder / "report.html"
     assert run.report().exists()
-
-
-@pytest.mark.thorough
-def test_what_the_documentation_shows_runs(folder, monkeypatch):
-    text = (ROOT / "docs" / "using.md").read_text()
-    [snippet] = re.findall(r"```python\n(from penstock import Run\n.*?)```", text, re.DOTALL)
-    place = re.search(r'Run\("(.*?)"\)', snippet)[1]
-    monkeypatch.chdir(folder.parent)
-    Path(place).parent.mkdir(parents=True)
-    shutil.copytree(folder, place)
-    found = {}
-    exec(compile(snippet, "docs/using.md", "exec"), found)
-    assert isinstance(found["run"], penstock.Run)
-
-
-@pytest.mark.thorough
-def test_it_is_cheap_until_a_batch_is_asked_for(folder):
-    code = (
-        "import sys; from penstock import Run; run = Run(sys.argv[1]); repr(run); run.state; "
-        "run.ledger; sys.exit('torch' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code, folder], check=True, cwd=ROOT)
 
 
 @pytest.fixture

@@ -128,44 +128,6 @@ def test_a_signal_stops_a_run_that_can_go_on(number, undisturbed, tmp_path, caps
     assert len(manifest["sessions"]) == 2
 
 
-@pytest.mark.stress
-def test_a_killed_run_continues_from_its_last_checkpoint(undisturbed, tmp_path, capsys):
-    folder = tmp_path / "run"
-    process = start(folder)
-    wait_for_steps(folder, 30, process)
-    process.kill()
-    process.communicate(timeout=60)
-    found = run(capsys, f"resume={folder}")
-    assert found.code == 0, found.err
-    assert torch.equal(weights(folder), weights(undisturbed))
-    assert ledger(folder) == ledger(undisturbed)
-    assert left_behind(folder) == []
-
-
-@pytest.mark.thorough
-def test_a_damaged_checkpoint_costs_steps_that_are_named(tmp_path, capsys):
-    folder = tmp_path / "run"
-    arguments = (*SMALL, f"run_dir={folder}", "trainer.checkpoint.keep_last=3", "scheduler=none")
-    assert run(capsys, *arguments, "trainer.max_steps=21").code == 0
-    newest = folder / "checkpoints" / "step-00000021.safetensors"
-    newest.write_bytes(newest.read_bytes()[:1000])
-    found = run(capsys, f"resume={folder}", "trainer.max_steps=25")
-    assert found.code == 0, found.err
-    assert f"cannot use {newest}" in found.err
-    assert "the steps behind step-00000014.safetensors are taken again" in found.err
-
-
-@pytest.mark.stress
-def test_auto_begins_and_continues(undisturbed, tmp_path, capsys):
-    folder = tmp_path / "run"
-    arguments = [*SMALL, f"run_dir={folder}", "resume=auto"]
-    assert run(capsys, *arguments, "trainer.max_steps=40", "scheduler=none").code == 0
-    refused = run(capsys, *arguments)
-    assert refused.code == 2
-    assert "scheduler" in refused.err
-    assert "resume_despite=[" in refused.err
-
-
 def test_another_run_is_refused_by_key_with_both_values(undisturbed, capsys):
     found = run(capsys, f"resume={undisturbed}", "seed=1", "batch.size=16")
     assert found.code == 2
@@ -184,21 +146,6 @@ def test_what_cannot_be_resumed_is_explained(tmp_path, capsys):
     assert (timed.code, "set run_dir=outputs/<name>" in timed.err) == (2, True)
 
 
-@pytest.mark.thorough
-def test_a_run_that_continues_elsewhere_is_left_alone(tmp_path, capsys):
-    folder = tmp_path / "run"
-    process = start(folder)
-    try:
-        wait_for_steps(folder, 5, process)
-        process.send_signal(signal.SIGSTOP)  # or it could be done before it is looked at
-        found = run(capsys, *SMALL, f"run_dir={folder}", "resume=auto")
-        assert found.code == 2
-        assert f"process {process.pid} on" in found.err
-    finally:
-        process.kill()
-        process.communicate(timeout=60)
-
-
 def test_a_stopped_launcher_stops_its_ranks(undisturbed, tmp_path, capsys):
     folder = tmp_path / "run"
     process = start(folder, ranks=2)
@@ -214,36 +161,3 @@ def test_a_stopped_launcher_stops_its_ranks(undisturbed, tmp_path, capsys):
     digests = (folder / "digests.jsonl").read_text()
     assert digests == (undisturbed / "digests.jsonl").read_text()
     assert len(digests.splitlines()) == 72
-
-
-def ranks_of(process):
-    children = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True
-    ).stdout.splitlines()
-    return [int(line.split()[0]) for line in children if "run.py" in line]
-
-
-@pytest.mark.stress
-def test_a_killed_rank_ends_the_run_and_is_named(tmp_path):
-    folder = tmp_path / "run"
-    process = start(folder, ranks=2)
-    wait_for_steps(folder, 10, process)
-    os.kill(ranks_of(process)[1], signal.SIGKILL)
-    _, err = process.communicate(timeout=90)
-    assert process.returncode == 1, err
-    assert "rank 1 was ended by SIGKILL" in err
-    assert "Traceback" not in err
-
-
-@pytest.mark.stress
-def test_killed_ranks_are_started_again(tmp_path):
-    folder = tmp_path / "run"
-    process = start(folder, "distributed.max_restarts=2", ranks=2)
-    for steps in (15, 45):
-        wait_for_steps(folder, steps, process)
-        os.kill(ranks_of(process)[1], signal.SIGKILL)
-        time.sleep(1)
-    _, err = process.communicate(timeout=180)
-    assert process.returncode == 0, err
-    rows = [(row["epoch"], row["step"]) for row in ledger(folder)]
-    assert rows == [(epoch, step) for epoch in range(3) for step in range(len(rows) // 3)]
