@@ -1,6 +1,5 @@
 """Filters and orders of orders: whatever samples, a filtered dataset is one with fewer rows."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -280,35 +279,6 @@ def test_a_dataset_inside_of_another_has_a_filter_of_its_own():
     assert data.train.dataset[len(SHORT) - 1]["row"] == 0
 
 
-@pytest.mark.thorough
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("sampler", ["mixture", "repeated", "packed"])
-def test_mixtures_of_filtered_sources_and_filters_of_mixtures(sampler):
-    """Both ways leave the same rows of the same sources, so batches are the same."""
-    packs = ["collate=packed", "sampler.tokens=64"] if sampler == "packed" else ["collate=list"]
-    plain = [one for one in BASE if not one.startswith(("dataset=", "collate="))]
-    rest = [*plain, f"sampler={sampler}", *packs]
-    node, both = f"_target_: {HERE}.Documents", '"length < 25"'
-
-    def mixed(first, second, *more):
-        a, b = (f"{{{ROWS_OF}, dataset: {{{node}}}, filter: {one}}}" for one in (first, second))
-        sources = f"sources: {{a: {a}, b: {b}}}"
-        target = "_target_: penstock.addons.mixtures.mixture.Mixture"
-        weights = "weights: {a: 3, b: 1}"
-        dataset = f"dataset={{{target}, {sources}, {weights}}}"
-        return DataParts(penstock.compose(dataset, *rest, *more), World())
-
-    inside, around = mixed(both, both), mixed("null", "null", f"data.filter={both}")
-    assert around.train.dataset.source_lengths == {"a": len(SHORT), "b": len(SHORT)}
-    assert dict(inside.train.dataset.source_lengths) == around.train.dataset.source_lengths
-    hashes = [[batch_hash([batch]) for batch in batches(data)] for data in (inside, around)]
-    assert hashes[0] == hashes[1]
-    one = mixed(both, "null")
-    assert len(one.train.dataset) == len(SHORT) + ROWS
-    rows = {row for batch in batches(one) for row in batch.indices.tolist()}
-    assert max(rows) >= len(SHORT)
-
-
 def refusals(*overrides):
     with pytest.raises(ConfigError) as error:
         data_of(*overrides).train.dataset  # noqa: B018
@@ -360,30 +330,6 @@ def test_nothing_left_is_an_error_of_the_data():
         data_of('data.filter="length < 0"').train.dataset  # noqa: B018
 
 
-@pytest.mark.thorough
-def test_the_dataset_s_own_rows_are_named_and_written(capsys):
-    """A quarantine that a filtered run wrote holds for a run with another filter."""
-    damaged = ["+dataset.damaged=[40]", "bad_samples.on_error=skip"]
-    data = data_of('data.filter="length < 25"', *damaged)
-    left_out = [one for batch in batches(data) for one in batch.left_out]
-    place = data.train.dataset.rows.tolist().index(40)
-    assert [(one.index, one.row) for one in left_out] == [(place, 40)]
-    assert f"sample {place} (row 40 of the dataset) (epoch 0" in str(left_out[0])
-    check = ["task=check", "split=train", "run_dir=checked", 'data.filter="length < 25"']
-    assert main([*BASE, *damaged, *check]) == 3
-    with Path("checked/quarantine.csv").open() as file:
-        found = [(one["index"], one["dataset"]) for one in csv.DictReader(file)]
-    assert found == [("40", Documents().fingerprint)]
-    other = ['data.filter="label == 4"', "bad_samples.quarantine=checked/quarantine.csv"]
-    data = data_of(*other, "+dataset.damaged=[40]")
-    assert sum(len(batch.left_out) for batch in batches(data)) == 1
-    data = data_of("data.without=checked/quarantine.csv", "+dataset.damaged=[40]")
-    assert len(data.train.dataset) == ROWS - 1
-    assert not any(batch.left_out for batch in batches(data))
-    capsys.readouterr()
-
-
-@pytest.mark.thorough
 def test_a_run_says_what_was_left_out_and_resumes_with_the_same_rows_alone(faces, capsys):
     run = [
         "trainer=quick",

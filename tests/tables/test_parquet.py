@@ -407,32 +407,6 @@ def test_a_compressed_stream(tmp_path):
     ]
 
 
-@pytest.mark.stress
-def test_the_program(tmp_path, capsys, monkeypatch):
-    """By name, in both ways, with workers; another schema is exit code 3."""
-    from tests.program import run
-
-    monkeypatch.chdir(tmp_path)
-    root = tmp_path / "data"
-    write(root / "a.parquet", make(25))
-    small = [
-        "task=digest",
-        "steps=3",
-        f"dataset.root={root}",
-        "batch.size=4",
-        "dataset.fields={image: null, label: null}",
-    ]
-    for dataset in ("parquet", "parquet_stream"):
-        alone = run(capsys, *small, f"dataset={dataset}", "loader=debug")
-        shared = run(capsys, *small, f"dataset={dataset}", "loader.num_workers=2")
-        assert alone.code == 0, alone.err
-        assert alone.out == shared.out
-    write(root / "b.parquet", make(5, label=pa.array(["1"] * 5, pa.large_string())))
-    outcome = run(capsys, *small, "dataset=parquet")
-    assert outcome.code == 3
-    assert "column 'label' is large_string, but in" in outcome.err
-
-
 @pytest.mark.parametrize("kind", [Parquet, ParquetStream])
 def test_files_at_an_address(table, tmp_path_factory, kind):
     shelf = Shelf({f"data/{path.name}": path.read_bytes() for path in table.iterdir()})

@@ -16,7 +16,6 @@ from penstock.errors import ConfigError, DataError
 from penstock.loading.encoded import EncodedImage
 from tests import epochs
 
-PATIENT = {"timeout": 30}  # where requests are counted: a busy machine may take seconds
 EACH = 30  # samples of an archive
 
 
