@@ -55,22 +55,6 @@ class Keyed:
         return {**sample, "draws": torch.tensor(draws)}
 
 
-class TorchOnly:
-    """Draws from torch in the ways that torchvision and people do."""
-
-    def __call__(self, sample):
-        image = sample["image"].float()
-        draws = [
-            torch.rand(2),
-            torch.empty(2).uniform_(-1, 1),
-            torch.randn_like(image)[0, 0, :2],
-            torch.randint(0, 100, (2,)).float(),
-            torch.randperm(9)[:2].float(),
-            torch.distributions.Beta(0.5, 0.5).sample((2,)),
-        ]
-        return {**sample, "draws": torch.stack(draws)}
-
-
 class WorkerSeen:
     """Says who works: the worker's id and whether it sees the person's own dataset."""
 

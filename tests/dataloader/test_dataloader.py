@@ -553,10 +553,7 @@ def test_workers_know_who_they_are():
 
 @pytest.mark.parametrize(
     "method",
-    [
-        pytest.param("spawn", marks=pytest.mark.stress),
-        torch.multiprocessing.get_context("fork"),
-    ],
+    [pytest.param("spawn", marks=pytest.mark.stress), torch.multiprocessing.get_context("fork")],
 )
 def test_processes_are_started_as_asked_for(method):
     batches = everything(Squares(), 7, num_workers=1, multiprocessing_context=method)
@@ -702,43 +699,6 @@ def test_a_worker_that_is_killed_costs_no_batch(tmp_path, caplog):
     assert "SIGKILL" in caplog.text
 
 
-def test_workers_that_are_killed_again_and_again_are_a_runtime_error(tmp_path):
-    for name in "abcdefg":
-        (tmp_path / name).touch()
-    with pytest.raises(RuntimeError, match="SIGKILL") as caught:
-        everything(Dying(tmp_path), 2, num_workers=2)
-    assert "pid" in str(caught.value)
-
-
-@pytest.mark.thorough
-def test_a_killed_worker_reads_its_part_of_a_stream_again():
-    before = set(children())
-    loader = DataLoader(Drawing(200), 2, num_workers=2, seed=1)
-    expected = plain(list(DataLoader(Drawing(200), 2, num_workers=2, seed=1)))
-    batches = iter(loader)
-    found = [plain(next(batches)) for _ in range(10)]
-    workers = set(children()) - before
-    assert len(workers) == 2
-    for pid in workers:
-        os.kill(pid, signal.SIGKILL)
-    assert found + plain(list(batches)) == expected
-
-
-@pytest.mark.parametrize("method", ["terminate", "kill"])
-def test_a_worker_can_be_ended_by_multiprocessings_methods(method):
-    batches = iter(DataLoader(Squares(40), 2, num_workers=1))
-    found = [next(batches)]
-    (worker,) = batches._workers
-    getattr(worker, method)()
-    # A thread of the pool reaps it, and multiprocessing notes its end only then.
-    ends = time.monotonic() + 20
-    while worker.is_alive() and time.monotonic() < ends:
-        time.sleep(0.01)
-    assert not worker.is_alive()
-    found += batches
-    assert plain(found) == theirs(Squares(40), 2)
-
-
 def test_a_worker_that_hangs_is_a_runtime_error_after_the_timeout():
     with pytest.raises(RuntimeError, match=r"no sign of life for 0\.3 s"):
         everything(Sleeping(), num_workers=1, worker_timeout=0.3)
@@ -856,22 +816,6 @@ def test_the_rest_is_the_same_with_any_workers_and_threads(kind):
             other = map_loader(kind, workers)
             other.load_state_dict(state)
             assert plain(list(other)) == expected, (before, workers)
-
-
-@pytest.mark.thorough
-def test_epochs_after_the_resumed_one_follow_too():
-    for kind in ("shuffled", "seeded", "generator", "with a state"):
-        for steps in (0, 2, 7):
-            loader = map_loader(kind)
-            list(loader)
-            state, rest = rest_after(loader, steps)
-            torch.rand(9)  # a model's draws
-            expected = [rest, plain(list(loader)), plain(list(loader))]
-            torch.manual_seed(77)
-            torch.rand(1)
-            other = map_loader(kind)
-            other.load_state_dict(state)
-            assert [plain(list(other)) for _ in range(3)] == expected, (kind, steps)
 
 
 def test_behind_the_last_batch_the_next_epoch_begins_whether_its_end_was_asked_for_or_not():
@@ -1014,63 +958,43 @@ class WithMessage(Exception):
         super().__init__(path, code)
 
 
-class Raising(Squares):
-    def __init__(self, fail):
-        super().__init__(4)
-        self.fail = fail
-
-    def __getitem__(self, row):
-        self.fail()
-
-
-def raise_local():
+def local_class():
     class Local(Exception):
         pass
 
-    raise Local("scan17")
+    return Local("scan17")
 
 
-def raise_keyword():
-    raise Keyword(path="scan17")
-
-
-def raise_with_message():
-    raise WithMessage("scan17", 3)
-
-
-def raise_group():
-    raise ExceptionGroup("scan17", [ValueError("x"), OSError("y")])
-
-
-def raise_base_group():
-    raise BaseExceptionGroup("two", [KeyboardInterrupt("scan17")])
-
-
-def leave():
-    raise SystemExit("scan17")
-
-
-def raise_with_a_note():
+def with_a_note():
     error = ValueError("x")
     error.add_note("scan17")
-    raise error
+    return error
 
 
-@pytest.mark.parametrize(
-    "fail",
-    [
-        raise_local,
-        raise_keyword,
-        raise_with_message,
-        raise_group,
-        raise_base_group,
-        leave,
-        raise_with_a_note,
-    ],
-)
-def test_the_text_of_a_samples_error_arrives_whatever_its_class(fail):
+MADE = {
+    "local": local_class,
+    "keyword": lambda: Keyword(path="scan17"),
+    "with a message": lambda: WithMessage("scan17", 3),
+    "group": lambda: ExceptionGroup("scan17", [ValueError("x"), OSError("y")]),
+    "base group": lambda: BaseExceptionGroup("two", [KeyboardInterrupt("scan17")]),
+    "exit": lambda: SystemExit("scan17"),
+    "note": with_a_note,
+}
+
+
+class Raising(Squares):
+    def __init__(self, kind):
+        super().__init__(4)
+        self.kind = kind
+
+    def __getitem__(self, row):
+        raise MADE[self.kind]()
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_the_text_of_a_samples_error_arrives_whatever_its_class(kind):
     with pytest.raises((RuntimeError, ValueError), match="scan17"):
-        list(DataLoader(Raising(fail), batch_size=2, num_workers=1))
+        list(DataLoader(Raising(kind), batch_size=2, num_workers=1))
 
 
 class Opened(Dataset):

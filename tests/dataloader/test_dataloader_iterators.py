@@ -7,12 +7,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.loading.dataloader import DataLoader
-from tests.dataloader.test_dataloader import (
-    Squares,
-    children,
-    plain,
-    rest_after,
-)
+from tests.dataloader.test_dataloader import Squares, children, plain, rest_after
 
 
 class Rewinding(IterableDataset):

@@ -14,37 +14,6 @@ from penstock.order.seeding import seed_global
 from tests.dataloader.test_dataloader import Sleeping, Squares, everything, plain
 
 
-class Counted(Dataset):
-    """Counts its reads in memory that processes share."""
-
-    def __init__(self, context):
-        self.reads, self.lock = context.Value("i", 0), context.Lock()
-
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, row):
-        with self.lock:
-            self.reads.value += 1
-        return row
-
-
-class Pickled(Dataset):
-    """Counts how often it is pickled."""
-
-    times = 0
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, row):
-        return row
-
-    def __getstate__(self):
-        Pickled.times += 1
-        return {}
-
-
 def test_what_cannot_be_pickled_is_named_when_it_is_to_be_sent():
     loader = DataLoader(
         Squares(),
@@ -66,8 +35,8 @@ def test_timeout_is_torchs():
 
 
 class Crashing(Dataset):
-    def __init__(self, how, log):
-        self.how, self.log = how, log
+    def __init__(self, log):
+        self.log = log
 
     def __len__(self):
         return 4
@@ -76,25 +45,15 @@ class Crashing(Dataset):
         if row == 0 and get_worker_info() is not None:
             with self.log.open("a") as file:
                 file.write(f"{os.getpid()}\n")
-            os.kill(os.getpid(), self.how) if self.how else os._exit(7)
+            os.kill(os.getpid(), signal.SIGKILL)
         return row
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        (signal.SIGKILL, r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly"),
-        (None, r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly"),
-    ],
-)
-def test_the_error_of_lost_workers_has_torchs_words(how, words, tmp_path):
+def test_the_error_of_lost_workers_has_torchs_words(tmp_path):
+    words = r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly"
     with pytest.raises(RuntimeError, match=words):
-        everything(Crashing(how, tmp_path / "pids"), num_workers=1)
+        everything(Crashing(tmp_path / "pids"), num_workers=1)
     assert len((tmp_path / "pids").read_text().split()) == 3
-
-
-# Seeds.
 
 
 # Draws that nobody has told of.

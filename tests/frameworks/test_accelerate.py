@@ -4,14 +4,7 @@ import pytest
 import torch
 
 from penstock import DataLoader, TorchLoader
-from tests.frameworks.test_torch_loader import (
-    MAKERS,
-    Rows,
-    Stream,
-    kind,
-    references,
-    values,
-)
+from tests.frameworks.test_torch_loader import MAKERS, Rows, kind, references, values
 
 accelerate = pytest.importorskip("accelerate")
 from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
@@ -113,17 +106,3 @@ def test_samplers_and_datasets_of_one_s_own_hear_of_each_epoch(accelerator):
     reference = rows(torch.utils.data.DataLoader)
     assert len({str(epoch) for epoch, _ in reference}) == 3
     assert rows(DataLoader) == reference
-
-
-def test_an_iterable_dataset_is_read_as_ever(accelerator, tmp_path):
-    loader = accelerator.prepare(TorchLoader(DataLoader(Stream(), batch_size=3)))
-    batches = []
-    for batch in loader:
-        batches.append(batch.tolist())
-        if len(batches) == 2:
-            accelerator.save_state(str(tmp_path))
-    assert batches == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
-    accelerator.load_state(str(tmp_path))
-    assert [batch.tolist() for batch in loader] == batches[2:]
-    skipped = accelerate.skip_first_batches(loader, 3)
-    assert [batch.tolist() for batch in skipped] == batches[3:]

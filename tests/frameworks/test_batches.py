@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed.utils import _apply_to_tensors
 from torch.utils import _pytree
-from torch.utils.data import default_collate, default_convert
+from torch.utils.data import default_convert
 
 from penstock import TorchLoader
 from penstock.loading.batch import Batch
@@ -76,20 +76,6 @@ def test_all_fields_and_the_address_where_the_type_stays(batch, hands):
         assert getattr(other, "request", None) is None
     other["image"] = None  # and a batch of its own
     assert batch["image"] is not None
-
-
-def test_rows_are_cut_padded_and_put_together(batch):
-    pytest.importorskip("accelerate")
-    tensors = tensors_of(batch)
-    first = accelerate("slice_tensors")(tensors, slice(0, 3))
-    assert accelerate("find_batch_size")(first) == 3
-    assert accelerate("find_batch_size")(accelerate("pad_input_tensors")(first, 3, 2)) == 4
-    both = accelerate("concatenate")([first, accelerate("slice_tensors")(tensors, slice(3, 4))])
-    assert values(both) == values(tensors)
-    assert both["nested"]["row"].tolist() == [0, 1, 2, 3]
-    assert default_collate([tensors, tensors])["landmarks"].shape[:2] == (2, 4)
-    structure = accelerate("get_data_structure")(batch)
-    assert structure["nested"]["row"].shape == torch.Size([4])
 
 
 def test_pinned_by_torch_it_stays_a_batch(batch, monkeypatch):

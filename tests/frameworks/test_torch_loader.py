@@ -3,8 +3,7 @@
 import pytest
 import torch
 from torch.utils import data as torch_data
-from torch.utils._pytree import tree_map
-from torch.utils.data import DistributedSampler, Sampler, default_convert
+from torch.utils.data import DistributedSampler, Sampler
 
 from penstock import DataLoader, TorchLoader, build_train_loader, compose
 from penstock.distributed.world import World
@@ -144,18 +143,6 @@ def test_a_rank_has_its_share():
     shares = [TorchLoader(configured("distributed=ddp", world=World(rank, 2))) for rank in (0, 1)]
     halves = [[values(batch)["landmarks"] for batch in loader] for loader in shares]
     assert [a + b for a, b in zip(*halves, strict=True)] == whole
-
-
-def test_batches_go_through_what_frameworks_do_with_them():
-    batch = next(iter(TorchLoader(configured())))
-    assert batch.request.step == 0
-    for other in (
-        tree_map(lambda value: value, dict(batch)),
-        default_convert(batch),
-        type(batch)(dict(batch)),
-        batch.to("cpu"),
-    ):
-        assert values(other) == values(batch)
 
 
 def as_fabric(loader, count):

@@ -128,11 +128,7 @@ def test_real_photographs(tmp_path, monkeypatch, capsys):
         assert sum(int(line.split()[2]) for line in lines) == count
 
 
-SPAWNED = [
-    "loader.backend=process",
-    "loader.num_workers=1",
-    "loader.multiprocessing_context=spawn",
-]
+SPAWNED = ["loader.backend=process", "loader.num_workers=1", "loader.multiprocessing_context=spawn"]
 
 
 @pytest.mark.parametrize("way", [["loader=debug"], SPAWNED], ids=["main", "spawn"])

@@ -186,15 +186,6 @@ def test_what_is_reported_of_a_sample(folders):
     assert pickle.loads(pickle.dumps(left_out)) == left_out
 
 
-def test_raising_names_file_index_address_and_cause(folders):
-    with pytest.raises(
-        DataError,
-        match=r"sample 2 \(epoch 0, step 0, position 2\): image '.*006"
-        r"\.jpg' is truncated or damaged",
-    ):
-        list(loader_of(folders[1], Sequential(COUNT), "raise").epoch(0))
-
-
 def test_what_stands_in_comes_from_the_samplers_own_order(folders):
     rows = set(range(1, 20))
     for step in epoch_of([loader_of(folders[1], SAMPLERS["subset"](), "substitute")]):
@@ -480,17 +471,6 @@ def test_a_mistake_in_code_is_never_left_out(on_error):
         first(toy.Pictures(), on_error=on_error, transform=Misspelt())
     assert "in __call__" in str(e.value)
     assert ("raise a penstock.errors.DataError" in str(e.value)) is (on_error != "raise")
-
-
-def test_a_transform_can_call_a_sample_bad():
-    def refuse(sample):
-        if sample["label"] == 2:
-            raise DataError("too dark")
-        return sample
-
-    batch = first(toy.Pictures(), transform=refuse)
-    assert batch.indices.tolist() == [0, 1, 3, 4, 6, 7]
-    assert {one.cause for one in batch.left_out} == {"too dark"}
 
 
 # Streams

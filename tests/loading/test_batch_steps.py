@@ -111,18 +111,6 @@ def test_classes_that_a_dataset_does_not_tell(faces):
         DataParts(penstock.compose(*faces, f"+transform.train_batch.mixup={MIXUP}")).train.loader()
 
 
-def test_a_step_that_cannot_be_sent_to_workers_is_named():
-    from penstock.loading.workers.executors import LoaderOptions
-    from penstock.transforms.batch import BatchCompose
-    from tests import toy
-
-    loader = toy.loader()
-    loader.fetch.batch_transform = BatchCompose({"own": lambda batch, random: batch}, 0)
-    spawned = LoaderOptions("process", 1, multiprocessing_context="spawn")
-    with pytest.raises(ConfigError, match=r"batch_transform: cannot be sent to worker"):
-        type(loader)(loader.plan, loader.fetch, spawned)
-
-
 @pytest.mark.parametrize("way", ["skip", "substitute"])
 def test_bad_samples_leave_a_batch_alike_however_it_was_shared_out(way):
     from penstock.loading.bad_samples import BadSamples

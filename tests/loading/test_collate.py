@@ -25,52 +25,38 @@ def same(left, right):
 ROWS = [torch.tensor([[1, 2], [3, 4]]), torch.tensor([[5, 6]])]  # of two lengths
 
 
+def t(*values):
+    return torch.tensor(values)
+
+
+SHORT = "shapes [] and [] differ in more than their length"
+DIFFER = "differ in more than their length"
+
+
 @pytest.mark.parametrize(
     ("collate", "samples", "batch"),
     [
-        (
-            Stack(),
-            [{"x": 1, "s": "a"}, {"x": 2, "s": "b"}],
-            {"x": torch.tensor([1, 2]), "s": ["a", "b"]},
-        ),
-        (Stack(), [{"x": {"y": [1.5]}}], {"x": {"y": [torch.tensor([1.5], dtype=torch.float64)]}}),
+        (Stack(), [{"x": 1, "s": "a"}, {"x": 2, "s": "b"}], {"x": t(1, 2), "s": ["a", "b"]}),
+        (Stack(), [{"x": {"y": [1.5]}}], {"x": {"y": [t(1.5).double()]}}),
         (
             Pad(),
             [{"x": ROWS[0], "y": 1}, {"x": ROWS[1], "y": 2}],
-            {
-                "x": torch.tensor([[[1, 2], [3, 4]], [[5, 6], [0, 0]]]),
-                "x_lengths": torch.tensor([2, 1]),
-                "y": torch.tensor([1, 2]),
-            },
+            {"x": t([[1, 2], [3, 4]], [[5, 6], [0, 0]]), "x_lengths": t(2, 1), "y": t(1, 2)},
         ),
         (
             Pad(["x"], value=9),
-            [
-                {"x": torch.tensor([1]), "z": torch.tensor([3])},
-                {"x": torch.tensor([1, 2]), "z": torch.tensor([4])},
-            ],
-            {
-                "x": torch.tensor([[1, 9], [1, 2]]),
-                "x_lengths": torch.tensor([1, 2]),
-                "z": torch.tensor([[3], [4]]),
-            },
+            [{"x": t(1), "z": t(3)}, {"x": t(1, 2), "z": t(4)}],
+            {"x": t([1, 9], [1, 2]), "x_lengths": t(1, 2), "z": t([3], [4])},
         ),
         (
             PadTime(value=7),
-            [
-                {"x": torch.tensor([[1, 2], [3, 4]]), "z": torch.tensor([1])},
-                {"x": torch.tensor([[5], [6]]), "z": torch.tensor([2])},
-            ],
-            {
-                "x": torch.tensor([[[1, 2], [3, 4]], [[5, 7], [6, 7]]]),
-                "x_lengths": torch.tensor([2, 1]),
-                "z": torch.tensor([[1], [2]]),
-            },
+            [{"x": t([1, 2], [3, 4]), "z": t(1)}, {"x": t([5], [6]), "z": t(2)}],
+            {"x": t([[1, 2], [3, 4]], [[5, 7], [6, 7]]), "x_lengths": t(2, 1), "z": t([1], [2])},
         ),
         (
             PadTime(["x"]),
-            [{"x": torch.tensor([1])}, {"x": torch.tensor([2, 3])}],
-            {"x": torch.tensor([[1, 0], [2, 3]]), "x_lengths": torch.tensor([1, 2])},
+            [{"x": t(1)}, {"x": t(2, 3)}],
+            {"x": t([1, 0], [2, 3]), "x_lengths": t(1, 2)},
         ),
     ],
 )
@@ -82,12 +68,7 @@ def test_samples_become_a_batch(collate, samples, batch):
     ("collate", "values", "rows", "reason"),
     [
         (Stack(), [1, 2, 3.0], (0, 2), "types int, float"),
-        (
-            Stack(),
-            [torch.zeros(2), torch.zeros(2), torch.zeros(3)],
-            (0, 2),
-            "shapes [2] and [3] differ",
-        ),
+        (Stack(), [t(0, 0), t(0, 0), t(0, 0, 0)], (0, 2), "shapes [2] and [3] differ"),
         (
             Stack(),
             [object(), object()],
@@ -96,31 +77,11 @@ def test_samples_become_a_batch(collate, samples, batch):
             "found <class 'object'>",
         ),
         (Stack(), [[1], [1, 2]], (0, 0), "each element in list of batch should be of equal size"),
-        (
-            Pad(),
-            [torch.zeros(1, 2), torch.zeros(1, 3)],
-            (0, 1),
-            "shapes [1, 2] and [1, 3] differ in more than their length",
-        ),
-        (
-            Pad(["x"]),
-            [torch.tensor(1), torch.tensor(2)],
-            (0, 0),
-            "shapes [] and [] differ in more than their length",
-        ),
-        (Pad(["y"]), [torch.zeros(1)], (0, 0), "to be padded, but the samples have only x"),
-        (
-            PadTime(),
-            [torch.zeros(2, 1), torch.zeros(3, 1)],
-            (0, 1),
-            "shapes [2, 1] and [3, 1] differ in more than their length",
-        ),
-        (
-            PadTime(["x"]),
-            [torch.tensor(1)],
-            (0, 0),
-            "shapes [] and [] differ in more than their length",
-        ),
+        (Pad(), [t([0, 0]), t([0, 0, 0])], (0, 1), f"shapes [1, 2] and [1, 3] {DIFFER}"),
+        (Pad(["x"]), [torch.tensor(1), torch.tensor(2)], (0, 0), SHORT),
+        (Pad(["y"]), [t(0)], (0, 0), "to be padded, but the samples have only x"),
+        (PadTime(), [t([0], [0]), t([0], [0], [0])], (0, 1), f"shapes [2, 1] and [3, 1] {DIFFER}"),
+        (PadTime(["x"]), [torch.tensor(1)], (0, 0), SHORT),
     ],
 )
 def test_samples_that_do_not_fit_are_named(collate, values, rows, reason):
@@ -147,34 +108,20 @@ def ragged(values, lengths):
         (
             Stack(),
             {"x": ragged([1, 2, 3, 4], [2, 2]), "y": ["a", "b"]},
-            {"x": torch.tensor([[1, 2], [3, 4]]), "y": ["a", "b"]},
+            {"x": t([1, 2], [3, 4]), "y": ["a", "b"]},
         ),
         (
             Pad(value=9),
+            {"x": ragged([[1], [2], [3]], [1, 2]), "y": ["a", "b"], "z": t([1, 2], [3, 4])},
             {
-                "x": ragged([[1], [2], [3]], [1, 2]),
-                "y": torch.tensor([1, 2]),
-                "s": ["a", "b"],
-                "z": torch.tensor([[1, 2, 3]] * 2),
-            },
-            {
-                "x": torch.tensor([[[1], [9]], [[2], [3]]]),
-                "x_lengths": torch.tensor([1, 2]),
-                "y": torch.tensor([1, 2]),
-                "s": ["a", "b"],
-                "z": torch.tensor([[1, 2, 3]] * 2),
-                "z_lengths": torch.tensor([3, 3]),
+                **{"x": t([[1], [9]], [[2], [3]]), "x_lengths": t(1, 2)},
+                **{"y": ["a", "b"], "z": t([1, 2], [3, 4]), "z_lengths": t(2, 2)},
             },
         ),
         (
             Pad(["x"]),
-            {"x": torch.tensor([[1, 2]]), "z": torch.tensor([[1, 2]]), "w": ragged([5], [1])},
-            {
-                "x": torch.tensor([[1, 2]]),
-                "x_lengths": torch.tensor([2]),
-                "z": torch.tensor([[1, 2]]),
-                "w": torch.tensor([[5]]),
-            },
+            {"x": t([1, 2]), "z": t([1, 2]), "w": ragged([5], [1])},
+            {"x": t([1, 2]), "x_lengths": t(2), "z": t([1, 2]), "w": t([5])},
         ),
     ],
 )
@@ -186,12 +133,7 @@ def test_fields_that_were_gathered_become_a_batch(collate, gathered, batch):
     ("collate", "gathered", "field", "reason"),
     [
         (Stack(), {"x": ragged([1, 2, 3], [2, 1])}, "x", "its rows have different lengths"),
-        (
-            Pad(["x"]),
-            {"x": torch.tensor([1])},
-            "x",
-            "shapes [] and [] differ in more than their length",
-        ),
+        (Pad(["x"]), {"x": t(1)}, "x", SHORT),
         (Pad(["x"]), {"y": ["a"]}, "x", "to be padded, but the samples have only y"),
     ],
 )

@@ -1,6 +1,5 @@
 """`task=digest` and `task=replay`: the same batches, whoever computes them."""
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -114,14 +113,3 @@ def test_replay_outside_the_epoch_is_a_configuration_error(faces, capsys, tmp_pa
     assert outcome.code == 2
     assert "step: epoch 0 of the train split has 6 steps, 0 to 5, and no step 99" in outcome.err
     assert not (tmp_path / "outputs").exists()
-
-
-def test_fields_of_a_batch(faces):
-    from penstock import build_train_loader, build_val_loader, compose
-
-    config = compose(*faces, *IN_MAIN)
-    batch = next(iter(build_train_loader(config)))
-    assert batch["image"].shape == (8, 3, 64, 64)
-    assert batch["landmarks"].shape == (8, 68, 2)
-    rows = np.concatenate([batch.indices for batch in build_val_loader(config)])
-    assert rows.tolist() == list(range(12))

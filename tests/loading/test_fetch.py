@@ -1,7 +1,6 @@
 """Fetch: keys, hashes, batches of unequal samples."""
 
 import pickle
-import random
 from copy import copy
 from dataclasses import FrozenInstanceError
 
@@ -11,14 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from torch.nn.utils.rnn import pack_padded_sequence
 
 from penstock.errors import DataError
 from penstock.loading.batch import Batch, batch_hash, hash_sample
 from penstock.loading.collate import List, Pad, Stack
 from penstock.loading.fetch import Fetch
-from penstock.loading.loader import Loader
-from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
 from tests import toy
@@ -91,27 +87,6 @@ def test_hashing_covers_odd_values_and_refuses_what_has_no_bytes():
         hash_sample({"a": object()})
 
 
-class Uneven(toy.Pictures):
-    def __init__(self, odd):
-        super().__init__()
-        self.odd = odd
-
-    def __getitem__(self, index):
-        sample = super().__getitem__(index)
-        return {**sample, **self.odd} if index == 2 else sample
-
-
-def test_pad_gives_lengths_that_pack_padded_sequence_takes():
-    batch = Fetch(toy.Sequences(), None, Pad(value=-1), 0)(Plan(Sequential(40), 10).request(0, 0))
-    assert batch["sequence"].shape == (10, 7, 2)
-    assert batch["sequence_lengths"].tolist() == [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
-    assert (batch["sequence"][0, 1:] == -1).all()
-    packed = pack_padded_sequence(
-        batch["sequence"], batch["sequence_lengths"], batch_first=True, enforce_sorted=False
-    )
-    assert len(packed.data) == batch["sequence_lengths"].sum()
-
-
 class AtOnce(toy.Pictures):
     """Reads many rows at once."""
 
@@ -139,22 +114,6 @@ def test_a_dataset_may_read_a_batch_at_once():
             assert batch_hash([one(asked)]) == batch_hash([many(asked)])
 
 
-def test_a_bad_row_among_many_is_named():
-    class Bad(AtOnce):
-        def __getitem__(self, index):
-            if index == 6:
-                raise OSError("cut off")
-            return super().__getitem__(index)
-
-        def path(self, index):
-            return f"rows/{index}.png"
-
-    with pytest.raises(
-        DataError, match=r"sample 6 \(epoch 0, step 1, position 6\) rows/6.png: OSErr"
-    ):
-        Fetch(Bad(), None, Stack(), 0)(Plan(Sequential(40), 4).request(0, 1))
-
-
 def test_a_subset_of_torch_keeps_its_rows_keys():
     plan = Plan(Sequential(8), 8)
     subset = torch.utils.data.Subset(toy.Pictures(), range(8))
@@ -176,70 +135,3 @@ def test_a_batch_is_read_only():
     assert (dict(changed), changed.hashes, changed.kinds) == ({"y": 1}, [b"1"], {"x": "image"})
     assert list(batch) == ["x"]
     assert batch.hashes is None
-
-
-def test_a_batch_keeps_what_it_knows_when_it_moves():
-    batch = Fetch(toy.Pictures(), None, Stack(), 0)(Plan(Sequential(10), 4, "pad").request(0, 2))
-    moved = batch.to("cpu")
-    assert isinstance(moved, Batch)
-    assert moved.request.address == (0, 2)
-    assert moved.valid.tolist() == [True, True, False, False]
-
-
-class DrawsAt(toy.Pictures):
-    """Draws from every generator in some rows, and does not say so."""
-
-    def __init__(self, rows):
-        super().__init__()
-        self.rows = rows
-
-    def __getitem__(self, row):
-        drawn = 0.0
-        if row in self.rows:
-            drawn = random.random() + np.random.randn() + torch.rand(()).item()
-        return {**super().__getitem__(row), "drawn": torch.tensor(drawn)}
-
-
-class AllDrawn(DrawsAt):
-    """The same samples, and draws from every generator in each row."""
-
-    def __getitem__(self, row):
-        sample = super().__getitem__(row)
-        return sample if random.random() + np.random.rand() + torch.rand(()).item() else {}
-
-
-def states():
-    state = np.random.get_state(legacy=False)
-    numpy = (state["state"]["key"].tobytes(), state["state"]["pos"], state["gauss"])
-    return random.getstate(), numpy, torch.get_rng_state().numpy().tobytes()
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("rows", [(), (0,), (17,), range(40)])
-@pytest.mark.parametrize("options", [LoaderOptions(), LoaderOptions("process", 2)])
-def test_what_draws_is_found_out_and_changes_no_batch(rows, options):
-    plan = Plan(Sequential(40), 8)
-    fetch = Fetch(DrawsAt(rows), None, Stack(), seed=0, hashed=True)
-    expected = [
-        toy.hashes(Loader(plan, Fetch(AllDrawn(rows), None, Stack(), 0, True)), epoch)
-        for epoch in (0, 1)
-    ]
-    np.random.randn()  # numpy keeps a second draw
-    before = states()
-    with Loader(plan, fetch, options) as loader:
-        assert [toy.hashes(loader, epoch) for epoch in (0, 1)] == expected
-    assert states() == before
-
-
-def test_a_batch_is_made_of_its_fields_as_a_dict_is():
-    """transformers and accelerate rebuild it by `type(batch)({...})`, torch's DDP from pairs."""
-    whole = Fetch([{"x": float(i)} for i in range(4)], None, Stack(), 0)(
-        Plan(Sequential(4), 4).request(0, 0)
-    )
-    for batch in (type(whole)(dict(whole)), type(whole)(list(whole.items())), type(whole)()):
-        assert type(batch) is type(whole)
-        assert batch == (dict(whole) if batch else {})
-        assert batch.request is batch.positions is batch.indices is batch.valid is None
-        again = pickle.loads(pickle.dumps(copy(batch))).to("cpu")
-        assert again.keys() == batch.keys()
-        assert again.request is None

@@ -1,21 +1,15 @@
 """The loader: the same batches whoever works on them; order, state, time, failures."""
 
-import os
-import random
-import signal
-import threading
 import time
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset
 from torchvision.transforms import v2
 
-from penstock.errors import ConfigError, DataError
-from penstock.loading.collate import List
+from penstock.errors import ConfigError
 from tests import port, toy
-from tests.port import Options, SampleError, SharedGeneratorError, WorkerError
+from tests.port import Options, SampleError
 
 MAIN = Options()
 AUGMENT = v2.Compose(
@@ -51,11 +45,6 @@ def test_batches_are_the_same_from_any_worker(name):
         assert [toy.hashes(loader, epoch) for epoch in (0, 1)] == expected
         assert toy.hashes(loader, 0, start=3) == expected[0][3:]
     assert expected[0] != expected[1]
-
-
-def test_draws_from_every_global_generator_have_keys():
-    expected = toy.hashes(toy.loader(MAIN, toy.Everywhere()))
-    assert toy.hashes(toy.loader(Options("process", 3), toy.Everywhere())) == expected
 
 
 class Seeded:
@@ -96,56 +85,6 @@ def test_loading_leaves_the_training_loops_generators_alone():
         assert np.array_equal(np.random.rand(3), expected[1])
 
 
-def test_threads_refuse_data_that_draws():
-    for step, name in ((toy.Everywhere(), "random and numpy.random"), (toy.TorchOnly(), "torch")):
-        with pytest.raises(SharedGeneratorError, match=f"(?s)of {name}.*loader.backend=process"):
-            toy.hashes(toy.loader(Options("thread", 2), step))
-
-
-def test_a_training_loop_may_draw_while_threads_make_keyed_batches():
-    """Also where pictures are decoded a batch at a time."""
-    expected = toy.hashes(toy.loader(MAIN, toy.Keyed()))
-    found = []
-    for batch in toy.loader(Options("thread", 2), toy.Keyed()).epoch(0):
-        np.random.beta(1, 1), random.random(), torch.rand(1)
-        found.append(port.batch_hash([batch]))
-    assert found == expected
-
-
-class Rows(IterableDataset):
-    def __iter__(self):
-        return iter(range(64))
-
-
-@pytest.mark.parametrize("tail", ["keep", "drop", "pad"])
-def test_one_thread_makes_the_first_batch_of_threads(tail):
-    made = []
-
-    def transform(sample):
-        made.append(threading.current_thread())
-        return sample
-
-    options = Options("thread", 3)
-    with port.loader(
-        Rows(), size=32, transform=transform, collate=List(), tail=tail, options=options
-    ) as loader:
-        assert sum(batch.request.valid for batch in loader.epoch(0)) == 64
-    first = made[: 32 + 1]  # one sample is compared
-    assert len({*first}) == 1
-    assert threading.current_thread() not in first
-
-
-def test_datasets_see_their_worker_as_usual():
-    for options, workers in ((MAIN, {-1}), (Options("process", 2), {0, 1})):
-        batches = list(toy.loader(options, toy.WorkerSeen()))
-        assert {int(w) for batch in batches for w in batch["worker"]} <= workers
-        assert all(bool(batch["own"].all()) for batch in batches)
-    options = Options("process", 1, worker_init_fn=toy.mark_dataset)
-    loader = toy.loader(options, toy.WorkerSeen())
-    assert len(list(loader)) == 5  # changing the worker's copy reached the worker's copy only
-    assert loader.fetch.dataset.length == 40
-
-
 def test_iterating_goes_through_the_epochs():
     loader = toy.loader(MAIN)
     first, second = [[b.request.address for b in loader] for _ in range(2)]
@@ -181,25 +120,11 @@ def test_a_state_of_other_addresses_is_refused():
         loader.load_state_dict({**state, "version": 9})
 
 
-def test_out_of_order_delivery_still_delivers_every_address():
-    for backend in ("process", "thread"):
-        options = Options(backend, 2, in_order=False)
-        addresses = [batch.request.step for batch in toy.loader(options)]
-        assert sorted(addresses) == list(range(5))
-
-
 class Broken:
-    """Fails in one way on row 7, or kills its worker."""
-
-    def __init__(self, kind):
-        self.kind = kind
+    """Fails on row 7."""
 
     def __call__(self, sample):
         if int(sample["image"][0, 0, 1]) == 8:
-            if self.kind == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if self.kind == "sleep":
-                time.sleep(30)
             raise ValueError("seven is bad")
         return sample
 
@@ -207,7 +132,7 @@ class Broken:
 @pytest.mark.parametrize("name", ["no worker", "3 processes", "3 threads"])
 def test_a_failing_transform_is_explained_alike_everywhere(name):
     steps = []
-    batches = toy.loader(OPTIONS[name], Broken("raise")).epoch(0)
+    batches = toy.loader(OPTIONS[name], Broken()).epoch(0)
     with pytest.raises(
         SampleError,
         match=r"sample 7 \(epoch 0, step (\d+), position \d+\): transform failed with ValueError: "
@@ -216,18 +141,6 @@ def test_a_failing_transform_is_explained_alike_everywhere(name):
         steps.extend(batch.request.step for batch in batches)
     # The batches before it are delivered first.
     assert f"step {len(steps)}," in str(caught.value)
-
-
-def test_a_killed_worker_is_an_error_and_not_a_hang():
-    with pytest.raises(
-        WorkerError, match=r"DataLoader worker 0 .* was killed by signal 9 \(SIGKILL\)"
-    ):
-        toy.hashes(toy.loader(Options("process", 1), Broken("kill")))
-
-
-def test_timeouts():
-    with pytest.raises(WorkerError, match="no sign of life for 1 s"):
-        toy.hashes(toy.loader(Options("process", 1, timeout=1), Broken("sleep")))
 
 
 def test_what_cannot_be_sent_to_a_worker_is_named():
@@ -260,31 +173,3 @@ class Slow:
     def __call__(self, sample):
         time.sleep(0.001)
         return sample
-
-
-def test_workers_end_with_the_loader():
-    with toy.loader(Options("process", 2, persistent_workers=True)) as loader:
-        list(loader)
-        pids = port.worker_pids(loader)
-        assert len(pids) == 2
-        assert all(_alive(pid) for pid in pids)
-    assert not any(_alive(pid) for pid in pids)
-
-
-def _alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def test_a_missing_batch_is_a_data_error_of_its_row(tmp_path):
-    class Files(toy.Pictures):
-        def __getitem__(self, index):
-            if index == 3:
-                return open(tmp_path / "none.jpg")
-            return super().__getitem__(index)
-
-    with pytest.raises(DataError, match=r"sample 3 \(epoch 0, .*FileNotFoundError.*none\.jpg"):
-        toy.hashes(toy.loader(MAIN, dataset=Files()))

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Subset
 from torchvision import tv_tensors
 
 import penstock
 from penstock.build.data import DataParts
 from penstock.build.training import TrainingParts
 from penstock.errors import ConfigError, DataError
-from penstock.loading.facts import Fields, classes_of, facts_of, restorer, table_of
+from penstock.loading.facts import Fields, restorer
 from penstock.tasks.digest import lines
 from penstock.transforms.statistics import statistics_of
 from tests import peoples_data
@@ -200,14 +199,6 @@ def test_statistics_of_pictures(tmp_path):
     assert not list(tmp_path.iterdir())  # nobody could tell whose they are
 
 
-@pytest.mark.parametrize("kind", [lambda x: {"image": x}, lambda x: (x,), lambda x: x])
-def test_a_pillow_picture_becomes_an_image_in_any_sample(kind):
-    sample = Fields(["image"]).named(kind(Image.new("RGB", (6, 5), (10, 100, 0))))
-    assert type(sample["image"]) is tv_tensors.Image
-    assert sample["image"].shape == (3, 5, 6)
-    assert sample["image"][:, 0, 0].tolist() == [10, 100, 0]
-
-
 def test_a_metric_that_is_null_is_left_out(faces):
     config = penstock.compose("objective.metrics.nme=null", *faces)
     assert TrainingParts(config).objective().metrics == {}
@@ -218,27 +209,9 @@ def test_a_metric_that_is_null_is_left_out(faces):
 # What torch's datasets tell
 
 
-def test_facts_and_table_of_torchs_own():
-    data = peoples_data.tensors()
-    fields = Fields(usual=("input", "label"))
-    assert facts_of(data, fields) == {"num_classes": 3, "num_outputs": 3, "num_features": 4}
-    assert table_of(data, fields)["label"].tolist() == [row % 3 for row in range(24)]
-    some = Subset(data, [3, 5])
-    assert table_of(some, fields)["label"].tolist() == [0, 2]
-    assert len(table_of(ConcatDataset([data, some]), fields)) == 26
-    assert classes_of(some) == []
-    assert facts_of(peoples_data.Rows()) == {}
-    regression = torch.utils.data.TensorDataset(torch.zeros(5, 2), torch.zeros(5, 3))
-    assert facts_of(regression) == {"num_features": 2, "num_outputs": 3}
-
-
 @pytest.mark.parametrize(
     ("told", "outputs"),
-    [
-        ("num_classes: 3", 3),
-        ("num_classes: 5", 5),
-        ("num_classes: 3, num_outputs: 7", 7),
-    ],
+    [("num_classes: 3", 3), ("num_classes: 5", 5), ("num_classes: 3, num_outputs: 7", 7)],
 )
 def test_the_number_of_classes_is_that_of_outputs_unless_it_is_given(people, told, outputs):
     """Of data that tells nothing, and of some whose classes were counted."""

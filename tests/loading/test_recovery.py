@@ -97,17 +97,6 @@ def test_work_that_takes_longer_than_the_limit_in_all_does_not_hang():
     assert loader.workers.deaths == 0
 
 
-@pytest.mark.stress
-def test_recovery_works_where_processes_are_spawned(tmp_path, caplog):
-    options = Options("process", 1, multiprocessing_context="spawn", persistent_workers=True)
-    with toy.loader(options, Doom("exit 1", 7, tmp_path), Files()) as loader:
-        assert toy.hashes(loader, 0) == undisturbed()
-        assert loader.workers.deaths == 1
-        assert toy.hashes(loader, 1) == undisturbed(epoch=1)
-        assert loader.workers.deaths == 0
-    assert "sample 7 (pictures/7.png)" in message(caplog)
-
-
 def test_the_third_death_at_one_address_stops_the_run(tmp_path, caplog):
     loader = toy.loader(TWO, Doom("SIGKILL", 7, tmp_path, times=9), Files())
     steps = []
@@ -217,11 +206,6 @@ def test_a_message_that_was_cut_off_stops_nobody(tmp_path):
     assert got == expected
     # A death is noticed where a batch is waited for; a worker may have sent all of its own before.
     assert 1 <= loader.workers.deaths <= len(killed)
-
-
-def test_the_limit_is_never_for_ever_unless_asked_for():
-    assert (Options().timeout, Options(timeout=7).timeout) == (120, 7)
-    assert Options(timeout=0).timeout == 0
 
 
 def test_streams_recover(tmp_path):

@@ -7,18 +7,10 @@ import pytest
 from torch.utils.data import Dataset
 
 from penstock.loading.fetch import Fetch
-from penstock.loading.workers.executors import LoaderOptions, nbytes
+from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Sequential
 from tests import toy
-
-SIZE = 1000  # bytes of a batch of the simulation
-
-
-def test_bytes_of_batches():
-    batch = toy.loader().fetch(toy.loader().plan.request(0, 0))
-    arrays = [value for value in batch.values() if hasattr(value, "nbytes")]
-    assert nbytes(batch) >= 1 + sum(array.nbytes for array in arrays) > 1
 
 
 class Blocked(Dataset):

@@ -39,11 +39,6 @@ def test_one_is_begun_before_the_last_is_given():
         assert list(Transfer("meta")(range(count))) == list(range(count))
 
 
-def test_a_device_that_is_the_cpu_has_no_transfer():
-    with toy.loader(LoaderOptions(pin_memory=True)) as loader:
-        assert loader._transfer is None
-
-
 def loader_on(device, options, compose=None):
     plan, fetch = Plan(Random(40, 0), 8), toy.loader().fetch
     return Loader(plan, fetch, options, World(device=device), batch_transform=compose)

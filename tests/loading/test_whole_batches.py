@@ -251,21 +251,6 @@ def test_a_bad_file_is_found_and_reported(root, action, tmp_path):
     assert len(batch["image"]) == (11 if action == "skip" else 12)
 
 
-def test_the_board_tells_which_file_is_at_hand(root):
-    """Of 64 files in one call of C, the one that a worker died over has to be known."""
-    dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
-    seen = []
-
-    class Watched(DecodeResize):
-        def decode_batch(self, pictures, keys):
-            found = super().decode_batch(pictures, keys)
-            seen.append((int(worker_status.place()[0]), len(keys)))
-            return found
-
-    fetch(dataset, Watched(20))(requests(dataset)[0])
-    assert seen == [(6, 7)]
-
-
 def test_a_worker_that_dies_in_c_is_reported_with_its_file(tmp_path, caplog):
     small = np.random.default_rng(0).integers(0, 256, (60, 60, 3), np.uint8)
     (tmp_path / "a").mkdir()

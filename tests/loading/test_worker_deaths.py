@@ -73,29 +73,23 @@ if __name__ == "__main__":
 """
 
 
-def test_a_temporary_folder_with_a_long_path_is_named(tmp_path):
-    folder = tmp_path / ("t" * 120)
-    folder.mkdir()
-    (tmp_path / "program.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "program.py")],
-        env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert str(folder) in done.stdout, done
-    assert "TMPDIR" in done.stdout, done
-
-
-def run_as_program(text, folder):
+def run_as_program(text, folder, **environment):
     (folder / "program.py").write_text(text)
     return subprocess.run(
         [sys.executable, str(folder / "program.py")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
         timeout=200,
     )
+
+
+def test_a_temporary_folder_with_a_long_path_is_named(tmp_path):
+    folder = tmp_path / ("t" * 120)
+    folder.mkdir()
+    done = run_as_program(PROGRAM, tmp_path, TMPDIR=str(folder))
+    assert str(folder) in done.stdout, done
+    assert "TMPDIR" in done.stdout, done
 
 
 UNCLOSED = """

@@ -53,15 +53,6 @@ def hashes(folder="run"):
         return [json.loads(line)["hash"] for line in file]
 
 
-def test_ranks_share_a_batch_out(root):
-    plan = DataParts(compose(*mixture(root), "loader=debug", "task=digest")).train.plan
-    for step in range(8):
-        whole = plan.request(0, step).indices.tolist()
-        for world in (2, 3, 4):
-            shares = [plan.request(0, step, rank, world).indices.tolist() for rank in range(world)]
-            assert [row for share in shares for row in share] == whole
-
-
 def test_other_samplers_over_a_mixture(root):
     def plan(*words):
         return DataParts(compose(*words, "loader=debug", "task=digest")).train.plan

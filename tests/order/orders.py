@@ -74,13 +74,7 @@ ORDERS = {
     ),
     "mixture": lambda n: mixture(n // 3, n, {"a": [[0, 3], [4, 0], [9, 2]], "b": 1}),
     "packed mixture": lambda n: SequencePacking(
-        n,
-        SEED,
-        table(n),
-        2,
-        tokens=40,
-        window=8,
-        order=mixture(n // 4, n, {"a": 1, "b": 1}),
+        n, SEED, table(n), 2, tokens=40, window=8, order=mixture(n // 4, n, {"a": 1, "b": 1})
     ),
     "torch's": lambda n: adapt(lambda: RandomSampler(range(n)), SEED, n),
     "torch's batches": lambda n: adapt(

@@ -30,16 +30,6 @@ def test_no_rank_is_empty_that_need_not_be(costs, ranks):
     assert np.array_equal(dealt, least_loaded(np.array(costs), ranks))
 
 
-def test_lengths_of_text_are_dealt_out_evenly():
-    rng = np.random.default_rng(0)
-    ratios = []
-    for _ in range(50):
-        costs = rng.lognormal(3, 0.7, 256)
-        loads = np.bincount(least_loaded(costs, 8), costs)
-        ratios.append(loads.max() / loads.mean())
-    assert max(ratios) <= 1.03
-
-
 def plan_of(lengths, size, tail="keep", together=1, power=1, sampler=None):
     def costs(indices, parts):
         return np.asarray(lengths, np.float64)[indices] ** power

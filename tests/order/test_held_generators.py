@@ -21,7 +21,7 @@ from penstock.loading.stream import StreamFetch
 from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan, StreamOrder, StreamPlan
 from penstock.order.samplers import Random
-from penstock.order.seeding import Seeding, SharedGeneratorError, scope, stateful_in
+from penstock.order.seeding import SharedGeneratorError, scope, stateful_in
 from penstock.transforms.batch import BatchCompose
 from tests import toy
 
@@ -213,18 +213,6 @@ def test_the_global_generators_are_nobodys_own():
             self.d = np.random
 
     assert stateful_in({"it": Uses()}) == stateful_in({"it": v2.RandomHorizontalFlip()}) == ({}, [])
-
-
-@pytest.mark.parametrize("kind", GENERATORS)
-def test_states_are_taken_and_put_back(kind):
-    generator = GENERATORS[kind]()
-    seeding = Seeding({"own": generator})
-    with scope():
-        seeding.run(lambda: (seeding.seed(5), random.random(), np.random.rand(), torch.rand(())))
-        states = seeding.states()
-        first = [drawn(generator), random.random(), np.random.rand(), torch.rand(())]
-        seeding.restore(states)
-        assert [drawn(generator), random.random(), np.random.rand(), torch.rand(())] == first
 
 
 class Numbers:

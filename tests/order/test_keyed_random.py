@@ -6,9 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.order.keys import KeyedRandom, hash64_array, hash64_each
-from penstock.order.plan import Plan
-from penstock.order.samplers import Random
+from penstock.order.keys import KeyedRandom
 
 ROWS = 40_000
 
@@ -46,20 +44,6 @@ def test_a_row_depends_on_its_own_key_alone(positions, shuffler):
         assert torch.equal(values, torch.cat([one[number] for one in alone]))
 
 
-@pytest.mark.parametrize("tail", ["keep", "pad"])
-def test_a_batch_draws_alike_however_it_was_shared_out(tail):
-    plan = Plan(Random(40, 0), 12, tail)
-    for world in (1, 2, 3, 4):
-        rows = {}
-        for rank in range(world):
-            share = plan.request(0, 3, rank, world)
-            numbers = KeyedRandom.of(0, 0, share.positions, "x").uniform(size=(3,))
-            rows |= dict(zip(share.positions.tolist(), numbers.tolist(), strict=True))
-        assert sorted(rows) == list(range(36, 40))
-        expected = KeyedRandom.of(0, 0, np.arange(36, 40), "x").uniform(size=(3,))
-        assert [rows[position] for position in range(36, 40)] == expected.tolist()
-
-
 def test_seeds_epochs_purposes_calls_and_children_have_numbers_of_their_own():
     positions = np.arange(50)
     others = [
@@ -89,38 +73,19 @@ def test_what_each_distribution_makes_of_its_keys_is_pinned():
 PINNED_DRAWS = {
     "uniform": [2.4223153273646414, 0.12420976688419305, -0.5694802438761828, 2.3752343554834288],
     "normal": [
-        -2.6020373909045276,
-        -0.08169522604709645,
-        3.5532687971427834,
-        2.571663117954268,
-        -2.080422890038873,
-        1.8636103239363961,
-        0.1667100056251566,
-        2.1544810555566007,
-        -1.4584287862800505,
-        0.6086418924921506,
-        1.7832173878401112,
-        1.5218787872147228,
+        -2.6020373909045276, -0.08169522604709645, 3.5532687971427834, 2.571663117954268,
+        -2.080422890038873, 1.8636103239363961, 0.1667100056251566, 2.1544810555566007,
+        -1.4584287862800505, 0.6086418924921506, 1.7832173878401112, 1.5218787872147228,
     ],
     "bernoulli": [False, True],
     "beta": [0.0009617675253064635, 0.000287864117522508, 0.8394064041982432, 0.08288048160469895],
     "beta of larger shapes": [
-        0.9504555704935429,
-        0.5545790031221511,
-        0.8295927426597751,
-        0.8637774794712161,
+        0.9504555704935429, 0.5545790031221511, 0.8295927426597751, 0.8637774794712161,
     ],
-}
+}  # fmt: skip
 PINNED_KEYS = [17320533357629475981, 238674465162441772]
 PINNED_INTEGERS = [855578, 107629]
 PINNED_ORDERS = [[1, 0, 2, 3], [1, 3, 2, 0]]
-
-
-def test_rows_of_hashes_are_the_hashes_of_each_key():
-    keys = np.array([0, 1, 2**63 + 5, 2**64 - 1], dtype=np.uint64)
-    counters = [0, 1, 9, 2**40]
-    rows = hash64_each(keys[:, None], counters)
-    assert (rows == [hash64_array(int(key), counters) for key in keys]).all()
 
 
 def test_uniform_numbers_fill_their_interval_evenly():

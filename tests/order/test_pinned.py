@@ -10,7 +10,6 @@ from penstock.errors import ConfigError, DataError
 from penstock.order.plan import contiguous, least_loaded
 from penstock.order.samplers import (
     BatchStrategy,
-    Bucket,
     Curriculum,
     Identity,
     Random,
@@ -21,98 +20,27 @@ from penstock.order.samplers import (
 from penstock.order.torch_samplers import adapt
 from tests.order.orders import ORDERS, SEED
 
+
+def rows_in(text):
+    return [int(number) for number in text.split()]
+
+
 # Of 11 rows, in epoch 1.
 PINNED = {
     "random": [8, 3, 0, 4, 10, 2, 7, 1, 9, 6, 5],
     "subset": [6, 2, 9, 4, 3, 10],
     "subset of a list": [0, 5, 10, 1, 0],
-    "weighted": [
-        2,
-        8,
-        5,
-        10,
-        10,
-        8,
-        2,
-        5,
-        2,
-        5,
-        5,
-        10,
-        4,
-        10,
-        6,
-        10,
-        4,
-        5,
-        2,
-        6,
-        6,
-        5,
-        10,
-        6,
-        3,
-        6,
-        5,
-        3,
-        5,
-        6,
-        4,
-        2,
-        2,
-    ],
+    "weighted": rows_in("2 8 5 10 10 8 2 5 2 5 5 10 4 10 6 10 4 5 2 6 6 5 10 6 3 6 5 3 5 6 4 2 2"),
     "weighted without replacement": [8, 6, 2, 10, 5, 3, 4],
     "bucket": [[0, 1, 7], [8, 10, 3, 9], [6, 2, 5, 4]],
     "bucket of tokens": [[4, 2], [5, 0], [6, 1], [7, 10], [3, 8]],
     "identity": [[3, 8, 1], [10, 10, 10], [4, 2, 4], [7, 9, 6], [10, 10, 10], [2, 4, 2], [5, 0, 7]],
     "curriculum": [1, 7, 0, 8, 9, 10, 3, 6, 4, 2, 5],
     "repeated": [8, 3, 8, 3, 0, 4, 0, 4, 10, 10],
-    "repeated, weighted": [
-        2,
-        2,
-        2,
-        2,
-        8,
-        8,
-        8,
-        8,
-        5,
-        5,
-        5,
-        5,
-        10,
-        10,
-        10,
-        10,
-        10,
-        10,
-        10,
-        10,
-        8,
-        8,
-        8,
-        8,
-        2,
-        2,
-        2,
-        2,
-        5,
-        5,
-        5,
-        5,
-        2,
-        2,
-        2,
-        2,
-        5,
-        5,
-        5,
-        5,
-        5,
-        5,
-        5,
-        5,
-    ],
+    "repeated, weighted": rows_in(
+        "2 2 2 2 8 8 8 8 5 5 5 5 10 10 10 10 10 10 10 10 8 8 8 8 2 2 2 2 5 5 5 5 2 2 2 2"
+        " 5 5 5 5 5 5 5 5"
+    ),
     "packed": [[10, 1, 3, 0, 4], [8, 2, 7, 6, 5], [9]],
     "packed, cut": [[8, 3, 3, 0], [0, 4, 4, 10], [2, 2, 7, 1, 9], [9, 6, 6, 5], [5]],
     "packed, weighted": [[10, 8, 2], [2, 5], [2, 5], [10, 2, 2], [2, 8, 5]],
@@ -185,6 +113,11 @@ def test_which_orders_are_fair_samples_in_any_slice():
             lambda: Weighted(3, 0, column=None, weights="w"),
             "no column 'w'; it has no metadata: give it `metadata`",
         ),
+        (lambda: Weighted(3, 0, weights=[1, 1]), "2 weights for 3 rows"),
+        (
+            lambda: Weighted(3, 0, weights=[1, 0, 1], num_samples=5, replacement=False),
+            "5 draws without replacement, but only 2 rows",
+        ),
         (lambda: Curriculum(10, 0, TABLE, stages=0), "0; allowed: 1 to 10"),
         (
             lambda: Curriculum(2, 0, pd.DataFrame({"length": ["a", "b"]}), stages=1),
@@ -249,10 +182,3 @@ def test_rows_dealt_to_ranks():
     assert least_loaded([5, 1, 4, 2, 3], 2).tolist() == [0, 0, 1, 0, 1]
     assert contiguous(5, 2).tolist() == [0, 0, 1, 1, 1]
     assert contiguous(0, 2).tolist() == []
-
-
-def test_a_tail_of_a_bucket_is_in_no_batch():
-    dropped = Bucket(10, SEED, TABLE, 3, "drop", num_buckets=2)
-    assert dropped.size(0) == 2
-    batches = [dropped.batch(0, step)[1].tolist() for step in range(2)]
-    assert sorted(map(len, batches)) == [3, 3]

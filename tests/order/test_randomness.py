@@ -61,10 +61,7 @@ def test_a_permutation_has_every_element_once(length, seed):
     assert np.array_equal(np.sort(elements), np.arange(length))
 
 
-@given(
-    length=st.integers(4000, 10**12),
-    data=st.data(),
-)
+@given(length=st.integers(4000, 10**12), data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_slice_is_the_same_alone_as_within_a_larger_one(length, data):
     start = data.draw(st.integers(0, length - 200))

@@ -15,7 +15,7 @@ from scipy import stats
 
 from penstock.errors import ConfigError, DataError
 from penstock.order.plan import Plan
-from penstock.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted, cuts
+from penstock.order.samplers import Bucket, Identity, Random, Subset, Weighted
 from penstock.order.torch_samplers import TorchBatches, TorchOrder, adapt
 
 
@@ -48,22 +48,6 @@ def test_a_billion_rows_cost_milliseconds_and_little_memory():
     tracemalloc.stop()
     assert max(times) < 0.05
     assert peak < 2**20
-
-
-@given(st.integers(1, 5000), st.integers(0, 3), st.data())
-@settings(max_examples=40, deadline=None)
-def test_any_slice_of_an_order_agrees_with_the_whole(length, epoch, data):
-    table = pd.DataFrame({"label": np.arange(length) % 3})
-    start = data.draw(st.integers(0, length))
-    stop = data.draw(st.integers(start, length))
-    for order in (
-        Sequential(length),
-        Random(length, 1),
-        Weighted(length, 1, table),
-        Weighted(length, 1, table, replacement=False),
-        Subset(length, 1, fraction=1.0),
-    ):
-        assert np.array_equal(order.indices(epoch, start, stop), epoch_of(order, epoch)[start:stop])
 
 
 def test_weighted_balances_classes_of_80_and_20_percent():
@@ -126,11 +110,6 @@ def test_the_scale_of_weights_changes_no_draw(scale, replacement):
         assert set(rows.tolist()) <= {1, 3, 4}
 
 
-def test_weights_of_another_length_are_refused():
-    with pytest.raises(ConfigError, match="2 weights for 3 rows"):
-        Weighted(3, 0, weights=[1, 1])
-
-
 def test_a_missing_column_names_those_that_there_are():
     table = pd.DataFrame({"path": ["a"], "digit": [1]})
     with pytest.raises(ConfigError, match=r"sampler.column: .* no column 'label'.*path, digit"):
@@ -162,11 +141,6 @@ def test_threads_that_ask_for_different_epochs_get_their_own():
     assert wrong == []
 
 
-def test_drawing_more_than_there_is_without_replacement_is_refused():
-    with pytest.raises(ConfigError, match="5 draws without replacement, but only 2 rows"):
-        Weighted(3, 0, weights=[1, 0, 1], num_samples=5, replacement=False)
-
-
 def test_subset_is_the_same_rows_in_every_epoch():
     order = Subset(1000, 0, fraction=0.1)
     assert order.size(0) == 100
@@ -188,33 +162,6 @@ def test_buckets_hold_every_row_once_at_positions_of_their_own(count, size, epoc
     assert np.array_equal(np.sort(rows), np.arange(count))
     assert np.array_equal(np.sort(positions), np.arange(count))
     assert max(len(rows) for _, rows in batches) <= size
-
-
-def test_buckets_waste_less_padding_than_random_batches():
-    table = lengths_table(2000)
-    lengths = table["length"].to_numpy()
-
-    def padding(batches):
-        return sum(len(rows) * lengths[rows].max() - lengths[rows].sum() for rows in batches)
-
-    bucketed = [rows for _, rows in batches_of(Bucket(2000, 0, table, 32))]
-    mixed = [Plan(Random(2000, 0), 32).request(0, step).indices for step in range(63)]
-    assert padding(bucketed) < 0.2 * padding(mixed)
-    first = [lengths[rows].mean() for rows in bucketed[:8]]
-    assert first != sorted(first)  # not from short to long
-
-
-def test_buckets_keep_a_budget_of_tokens():
-    table = lengths_table(1000)
-    lengths = table["length"].to_numpy()
-    strategy = Bucket(1000, 0, table, 32, tokens=1000)
-    sizes = []
-    for _, rows in batches_of(strategy):
-        assert len(rows) * lengths[rows].max() <= 1000
-        sizes.append(len(rows))
-    assert max(sizes) > 3 * min(sizes)
-    with pytest.raises(ConfigError, match="budget is 100, but the longest row has 199"):
-        Bucket(1000, 0, table, 32, tokens=100)
 
 
 def test_bucket_tail_can_be_dropped():
@@ -326,26 +273,3 @@ def test_buckets_of_texts_are_hardly_larger_than_a_sort(more):
     assert np.array_equal(rows, np.arange(4000))
     again = [tuple(sorted(rows)) for _, rows in batches_of(bucket, 1)]
     assert len(set(again) & {tuple(sorted(rows)) for _, rows in batches}) < len(batches) / 4
-
-
-@given(
-    st.one_of(
-        st.lists(st.integers(1, 300), min_size=1, max_size=200),
-        st.integers(200, 3000).map(lambda count: [1 + row % 97 for row in range(count)]),
-    ),
-    st.integers(1, 20),
-    st.sampled_from([None, 1, 3, 1000]),
-)
-@settings(max_examples=60, deadline=None)
-def test_cuts_are_at_batches_ascending_and_cover_all_rows(lengths, rows, count):
-    edges = cuts(np.sort(np.array(lengths)), rows, count)
-    assert edges[0] == 0
-    assert edges[-1] == len(lengths)
-    assert (np.diff(edges) > 0).all()
-    assert (edges[:-1] % rows == 0).all()
-    assert count is None or len(edges) - 1 <= count
-
-
-def test_cuts_are_the_best_ones():
-    lengths = np.array([1] * 8 + [9] * 4 + [10] * 4 + [100] * 4)
-    assert cuts(lengths, 2, 3).tolist() == [0, 8, 16, 20]

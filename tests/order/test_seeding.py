@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.order.seeding import GLOBAL, Seeding, SharedGeneratorError, scope, seed_global
+from penstock.order.seeding import Seeding, scope, seed_global
 
 DRAWS = {
     "random": lambda: random.random(),
@@ -27,27 +27,6 @@ def batch(seed, *names):
 def expected(*names):
     with scope():
         return batch(seed_global, *names)
-
-
-@pytest.mark.parametrize("names", [(), ("random",), ("torch", "numpy.random"), tuple(DRAWS)])
-def test_only_what_is_drawn_from_is_seeded(names):
-    seeding, calls = Seeding(), []
-    with scope():
-        for _ in range(3):
-            made = seeding.run(lambda: calls.append(1) or batch(seeding.seed, *names))
-            assert made == expected(*names)
-            assert set(seeding.drawn) == set(names)
-    assert len(calls) == (4 if names else 3)
-
-
-def test_a_later_draw_has_the_batch_made_again():
-    seeding = Seeding()
-    with scope():
-        for count in range(4):
-            names = tuple(DRAWS)[:count]
-            assert seeding.run(lambda names=names: batch(seeding.seed, *names)) == expected(*names)
-            assert seeding.drawn == list(names)
-    assert set(GLOBAL) == set(DRAWS)
 
 
 def test_an_error_of_a_batch_that_drew_is_one_of_the_seeded_batch():
@@ -88,13 +67,3 @@ def test_a_scope_leaves_the_generators_where_they_stood(kept):
             inside = drawn()
         assert made + drawn() + ([] if kept else drawn()) == first
         assert inside != first[:3]
-
-
-@pytest.mark.parametrize("name", DRAWS)
-def test_who_draws_is_watched_and_refused_in_threads(name):
-    seeding = Seeding()
-    with scope():
-        seeding.refuse_threads()
-        seeding.run(DRAWS[name])
-    with pytest.raises(SharedGeneratorError, match=f"share the global state of {name}, which"):
-        seeding.refuse_threads()

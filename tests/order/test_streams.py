@@ -57,22 +57,6 @@ def test_threads_refuse_a_stream_that_draws_where_they_cannot_follow():
         list(loader_of(streams.Drawing(20), OPTIONS["3 threads"]))
 
 
-def test_ranks_of_real_loaders_agree_and_take_part_in_every_step():
-    for rank in range(3):  # and none waits for the others where there is nothing
-        with pytest.raises(ConfigError, match="dataset: epoch 0 of Plain has no sample"):
-            list(loader_of(streams.Plain(0), size=6, world=World(rank, 3)))
-    for length in (1, 5, 30):
-        counts = []
-        seen = []
-        for rank in range(3):
-            loader = loader_of(streams.Plain(length), size=6, world=World(rank, 3))
-            batches = list(loader)
-            counts.append(len(batches))
-            seen += numbers(batches)
-        assert len(set(counts)) == 1
-        assert sorted(seen) == list(range(length))
-
-
 def test_a_batch_is_made_by_one_worker_and_the_batches_by_both():
     loader = loader_of(streams.Working(16, 0.05), OPTIONS["2 workers"])
     batches = list(loader)
@@ -97,14 +81,6 @@ def test_a_shuffled_epoch_differs_and_mixes_within_the_buffer():
     assert max(abs(place - number) for place, number in enumerate(epoch(0))) < 10
     borders = {StreamOrder(0, 10).block(number, 50)[0] for number in range(20)}
     assert len(borders) > 3  # blocks begin elsewhere in other epochs
-
-
-def test_resuming_reads_nothing_that_lies_before():
-    sharded = streams.Sharded(90, shards=9)
-    assert numbers(loader_of(sharded).epoch(0, start=15)) == list(
-        numbers(loader_of(streams.Sharded(90, shards=9)).epoch(0))[60:]
-    )
-    assert sharded.opened == [6, 7, 8]
 
 
 def test_an_endless_stream_has_as_many_steps_as_are_wanted():
@@ -215,19 +191,6 @@ def test_steps_of_a_stream(length, tail, most, steps):
     assert StreamPlan(StreamOrder(0, steps=3), 4, most=most).most == min(most or 3, 3)
     with pytest.raises(ConfigError, match=r"trainer\.overfit_batches: needs samples by index"):
         StreamPlan(StreamOrder(0), 4, again=True)
-
-
-def test_blocks_of_a_stream_lie_side_by_side():
-    assert StreamOrder(0).buffer == 0
-    assert StreamOrder(0).block(3, 7) == (7, 8)
-    order = StreamOrder(5, buffer=4)
-    blocks = [order.block(2, position) for position in range(30)]
-    for position, (first, last) in enumerate(blocks):
-        assert max(first, 0) <= position < last
-        assert last - first == 4 or first == 0
-        assert blocks[first:last] == [(first, last)] * min(last - first, 30 - first)
-    assert sorted(order.within(2, 4, 3).tolist()) == [0, 1, 2]
-    assert order.within(2, 4, 0).tolist() == []
 
 
 @pytest.mark.parametrize("rows", [-1, 2**63])

@@ -24,10 +24,7 @@ SHARES = ["dataset.val_fraction=0.25", "+dataset.test_fraction=0.25"]
 
 
 @given(
-    total=st.integers(3, 400),
-    val=st.floats(0, 0.5),
-    test=st.floats(0, 0.5),
-    seed=st.integers(0, 3),
+    total=st.integers(3, 400), val=st.floats(0, 0.5), test=st.floats(0, 0.5), seed=st.integers(0, 3)
 )
 def test_rows_that_are_computed(total, val, test, seed):
     def of(split, test=test):

@@ -5,14 +5,13 @@ import threading
 import numpy as np
 import pytest
 import torch
-from torchvision.transforms.v2 import functional as F
 
 from penstock.errors import DataError
 from penstock.loading.batch import Batch
 from penstock.order.keys import KeyedRandom
 from penstock.order.plan import Request
 from penstock.transforms.batch import BatchCompose, images_of
-from penstock.transforms.batch_colors import BatchNormalize, ColorJitter
+from penstock.transforms.batch_colors import BatchNormalize
 from penstock.transforms.batch_geometry import Affine, HorizontalFlip
 from penstock.transforms.mixing import CutMix, MixUp
 
@@ -97,16 +96,6 @@ def test_whole_numbers_of_landmarks_move_and_stay_whole():
     )
     assert moved["at"].dtype == torch.int64
     assert moved["at"].tolist() == [[[5, 1], [0, 2]]]
-
-
-@pytest.mark.parametrize(
-    "colour", [[200, 10, 10], [10, 200, 10], [10, 10, 200], [9, 9, 9], [0, 5, 6]]
-)
-def test_a_hue_is_turned_from_any_colour(colour):
-    image = torch.tensor(colour, dtype=torch.uint8)[None, :, None, None].expand(1, 3, 2, 2) / 255
-    for turn in (-0.4, 0.1, 0.5):
-        found = ColorJitter(hue=[turn, turn])(batch_of(image), keyed(1))["image"]
-        torch.testing.assert_close(found, F.adjust_hue(image, turn), atol=3e-3, rtol=0)
 
 
 def test_means_of_as_many_channels_as_pictures_have():

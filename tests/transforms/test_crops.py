@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import penstock
 from penstock.errors import ConfigError
 from penstock.order.keys import hash64
 from penstock.transforms.crops import CenterCrop, RandomAreaCrop, side_lengths
@@ -123,28 +122,3 @@ def test_the_longer_side_has_to_fit_into_the_resized_picture():
         CenterCrop((10, 20), 19)
     assert side_lengths(1) == (1, 1)
     assert side_lengths([2, 3]) == (2, 3)
-
-
-CHECKED = [
-    ("scale=[0,1.01]", "scale", "less than or equal to 1"),
-    ("scale=[0.5,0.4]", "scale", "expected [least, largest], got [0.5, 0.4]"),
-    ("scale=[0.5]", "scale", "at least 2 items"),
-    ("ratio=[0,2]", "ratio", "greater than 0"),
-    ("flip=1.01", "flip", "less than or equal to 1"),
-    ("size=0", "size", "greater than or equal to 1"),
-    ("size=[3,4,5]", "size", "at most 2 items"),
-    ("size=[0,3]", "size", "greater than or equal to 1"),
-    ("decoder=fast", "decoder", "'native'"),
-]
-
-
-@pytest.mark.parametrize(("argument", "key", "message"), CHECKED)
-def test_arguments_of_a_configuration_that_make_no_sense(argument, key, message):
-    words = ["dataset=image_folder", "dataset.root=x", "transform=images_fast", "task=digest"]
-    with pytest.raises(ConfigError) as caught:
-        penstock.compose(*words, f"transform.train.decode.{argument}")
-    problems = {problem.key: problem.message for problem in caught.value.problems}
-    found = [
-        text for name, text in problems.items() if name.startswith(f"transform.train.decode.{key}")
-    ]
-    assert any(message in text for text in found), problems

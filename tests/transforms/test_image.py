@@ -5,7 +5,6 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.errors import ConfigError, DataError
-from penstock.loading.fetch import Compose
 from penstock.transforms.image import FaceCrop, LandmarkFlip, Normalize
 
 
@@ -135,11 +134,3 @@ def test_normalize_and_back():
         torch.testing.assert_close(out["image"].as_subclass(torch.Tensor), expected)
         back = normalize.inverse(out["image"].as_subclass(torch.Tensor))
         assert torch.equal(back, image.as_subclass(torch.Tensor))
-
-
-def test_compose_applies_steps_in_order_and_leaves_none_out():
-    steps = {"add": lambda x: x + 1, "gone": None, "double": lambda x: x * 2}
-    assert Compose(steps)(1) == 4
-    with pytest.raises(TypeError) as caught:
-        Compose(steps)("a")
-    assert caught.value.__notes__ == ["in the transform 'add'"]

@@ -30,7 +30,6 @@ from penstock.transforms.image_decoding import (
     DecodeResizeCenterCrop,
 )
 from penstock.transforms.jpeg_header import jpeg_header
-from tests import program
 
 BUILT = native_images.module("jpeg") is not None
 DECODERS = ["pure", pytest.param("native", marks=pytest.mark.skipif(not BUILT, reason="not built"))]
@@ -172,21 +171,6 @@ def test_validation_is_resizing_and_cutting_out_the_middle(tmp_path, decoder):
     assert (found.int() - expected.int()).abs().float().mean() <= 0.6
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_quality_on_photographs(decoder):
-    paths = sorted(INSECTS.rglob("*.jpg"))[:8]
-    if not paths:
-        pytest.skip("the shared data is not here")
-    for path in paths:
-        with Image.open(path) as opened:
-            whole = opened.convert("RGB")
-        box = (4, 6, whole.width - 9, whole.height - 2)
-        for side, reduce, most in ((200, False, 1.0), (100, True, 3.0)):
-            expected = whole.crop(box).resize((side, side), Image.Resampling.BILINEAR)
-            found = decoded(At(box, (side, side), decoder, reduce), path).permute(1, 2, 0)
-            assert np.abs(found.numpy().astype(int) - np.asarray(expected)).mean() <= most
-
-
 def cut(content):
     return content[: len(content) // 2]
 
@@ -282,15 +266,6 @@ def test_without_the_native_decoder(monkeypatch):
     assert DecodeRandomResizedCrop(8).decoder == "pure"
     with pytest.raises(ConfigError, match=r"'native' was not built: .*libjpeg-dev.*decoder=pure"):
         DecodeRandomResizedCrop(8, decoder="native")
-
-
-def test_landmarks_do_not_move_along(tmp_path):
-    sample = {
-        "image": encoded_image(str(saved(tmp_path / "a.jpg"))),
-        "points": tv_tensors.KeyPoints([[1, 1]], canvas_size=(150, 200)),
-    }
-    with pytest.raises(DataError, match="moves no KeyPoints along"):
-        DecodeRandomResizedCrop(8)(sample)
 
 
 def test_pictures_that_are_decoded_already(tmp_path):
@@ -397,24 +372,6 @@ def test_workers_write_into_shared_memory(tmp_path, size, shares):
             batch = next(iter(loader))
         assert batch["shared"] is shared
         assert batch["image"].shape == (5, 3, size, size)
-
-
-def test_a_bad_file_names_itself_in_the_run(tmp_path, capsys):
-    root = folder(tmp_path, broken=(3,))
-    done = program.run(
-        capsys,
-        "task=digest",
-        "dataset=image_folder",
-        f"dataset.root={root}",
-        "dataset.val_fraction=0.0",
-        "transform=images_fast",
-        "transform.train.decode.size=32",
-        "loader=fast",
-        "loader.num_workers=2",
-        "batch.size=4",
-    )
-    assert done.code == 3
-    assert "03.jpg' is truncated or damaged" in done.err
 
 
 def test_fast_has_threads_where_steps_are_safe_in_them(tmp_path):

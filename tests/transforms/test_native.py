@@ -183,16 +183,6 @@ def test_quality_without_and_with_reduction():
             assert np.abs(part - expected).mean() <= most
 
 
-def test_the_reduction_can_be_turned_off():
-    content = saved(picture(640, 480))
-    region, size = (0, 0, 640, 480), (640, 480)
-    exact, fast = (decode(content, size, region, (60, 80), reduce=on) for on in (False, True))
-    assert not np.array_equal(exact, fast)
-    # Where the result is larger than half of the region there is nothing to reduce.
-    exact, fast = (decode(content, size, region, (300, 400), reduce=on) for on in (False, True))
-    assert np.array_equal(exact, fast)
-
-
 def test_floats_are_bytes_normalised():
     content = saved(picture(120, 90))
     normal = ((0.017, 0.018, 0.019), (-2.1, -2.0, -1.8))
@@ -217,12 +207,6 @@ def test_damage_is_counted_or_refused():
     assert outcome(content[: len(content) // 2], *given) > 0
     for data in (b"", b"x", content[:100], b"\x89PNG\r\n\x1a\n" + content):
         assert outcome(data, *given) == DAMAGED
-
-
-def test_rows_behind_the_region_are_not_read():
-    content = saved(picture(200, 200))
-    half = content[: len(content) * 2 // 3]
-    decode(half, (200, 200), (20, 10, 120, 60), (40, 40))  # no warning
 
 
 def test_what_is_left_to_others():

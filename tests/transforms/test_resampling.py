@@ -63,58 +63,22 @@ def ways(tmp_path_factory):
     sources = [str(NATIVE / name) for name in ("resample.c", "resample_avx2.c")]
     for number, (name, flags) in enumerate(WAYS.items()):
         path = folder / f"way{number}.so"
-        subprocess.run(
-            [
-                "gcc",
-                "-O2",
-                "-std=c11",
-                "-ffp-contract=off",
-                "-Wall",
-                "-Wextra",
-                "-Werror",
-                *flags,
-                f"-I{NATIVE}",
-                "-shared",
-                "-fPIC",
-                str(folder / "all.c"),
-                *sources,
-                "-o",
-                str(path),
-                "-lm",
-            ],
-            check=True,
-        )
+        words = ["gcc", "-O2", "-std=c11", "-ffp-contract=off", "-shared", "-fPIC"]
+        words += ["-Wall", "-Wextra", "-Werror", *flags]
+        files = [f"-I{NATIVE}", str(folder / "all.c"), *sources, "-o", str(path), "-lm"]
+        subprocess.run([*words, *files], check=True)
         found[name] = ctypes.CDLL(str(path)).all
     return found
 
 
 def resampled(function, picture, region, rows, columns, mirrored):
     height, width = picture.shape[:2]
-    region, scale, bias = (
-        np.array(one, kind)
-        for one, kind in (
-            (region, np.float64),
-            ([0.017, 0.02, 0.03], np.float32),
-            ([-2, 0, 1], np.float32),
-        )
-    )
-    found = (
-        np.zeros((3, rows, columns), np.uint8),
-        np.zeros((3, rows, columns), np.float32),
-        np.zeros((rows, columns, 3), np.uint8),
-    )
-    pointers = [one.ctypes.data_as(ctypes.c_void_p) for one in (picture, region, scale, bias)]
-    function(
-        pointers[0],
-        height,
-        width,
-        pointers[1],
-        rows,
-        columns,
-        mirrored,
-        *pointers[2:],
-        *[one.ctypes.data_as(ctypes.c_void_p) for one in found],
-    )
+    region = np.array(region, np.float64)
+    scale, bias = np.array([[0.017, 0.02, 0.03], [-2, 0, 1]], np.float32)
+    shapes = ((3, rows, columns), np.uint8), ((3, rows, columns), np.float32)
+    found = [np.zeros(*one) for one in (*shapes, ((rows, columns, 3), np.uint8))]
+    at = [one.ctypes.data_as(ctypes.c_void_p) for one in (picture, region, scale, bias, *found)]
+    function(at[0], height, width, at[1], rows, columns, mirrored, *at[2:])
     return found
 
 
