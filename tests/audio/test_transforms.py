@@ -163,16 +163,6 @@ def test_features_are_those_of_torch_stft(n_fft, frames):
     torch.testing.assert_close(made[:, :shared], expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("scale", ["htk", "slaney"])
-def test_a_tone_lights_up_its_band(scale):
-    transform, filters = LogMel(8000, scale=scale), mel_filters(8000, 256, 40, 20, 4000, scale)
-    for band in (5, 20, 38):
-        peak = filters[band].argmax() * 8000 / 256
-        made = transform.features(sine(float(peak), 8000, 8000)[None].float())
-        assert int(made[:, 50].argmax()) == band
-        assert made[band, 50] - made[(band + 20) % 40, 50] > 5
-
-
 def test_silence_stays_finite_and_channels_are_mixed():
     transform = LogMel(8000, floor=1e-4)
     silent = transform.features(torch.zeros(1, 400))
@@ -376,11 +366,6 @@ def test_a_missing_field(transform):
         match=rf"{type(transform).__name__} needs the field 'audio'; the sample has image, rate",
     ):
         transform({"image": torch.ones(3, 2, 2), "rate": 8000})
-
-
-def test_a_missing_rate():
-    with pytest.raises(DataError, match=r"Resample needs the field 'rate'; the sample has audio"):
-        Resample(8000)({"audio": torch.ones(1, 5)})
 
 
 def test_fields_out_of_step():

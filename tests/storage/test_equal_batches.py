@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
 from penstock import command
@@ -37,6 +38,8 @@ from penstock.loading.stream import StreamFetch
 from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan, StreamOrder, StreamPlan, is_stream
 from penstock.order.samplers import Random
+from penstock.runs import checkpoint
+from tests.program import run
 from tests.support.store_server import ENVIRONMENT, InThread, Shelf
 from tests.tokens.test_token_files import write_pair
 
@@ -282,3 +285,44 @@ def check_it_ends(datasets, workers, shelf, expected):
         said = str(error)
     assert not said or "may not be read with the credentials found here" in said
     assert shelf.requests["GET"] - asked < 4 * ROWS, "no storm"
+
+
+FIT = ["dataset=image_folder", "transform=images", "batch.size=8", "model=small_conv_net"]
+FIT += [
+    "trainer.max_epochs=2",
+    "trainer.checkpoint.every_steps=1",
+    "trainer.checkpoint.keep_last=1",
+]
+FIT += ["trainer.report=false", "trainer.baseline=false", "trainer.progress=none", "tracker=none"]
+FIT += ["scheduler=none", "loader.num_workers=1", "trainer.device=cpu"]
+
+
+def test_a_fit_from_a_store_that_is_stopped_ends_as_one_from_the_disk(data, tmp_path, capsys):
+    """Stopped in the middle of its first epoch, and gone on with after its cache was deleted."""
+    paths = [path for path in (data / "files").rglob("*") if path.is_file()]
+    shelf = Shelf({f"data/{path.relative_to(data)}": path.read_bytes() for path in paths})
+
+    def fitted(*words):
+        done = run(capsys, *words)
+        assert done.code == 0, done.err
+
+    def newest(name):
+        return checkpoint.find_newest(tmp_path / name).state
+
+    local = [f"dataset.root={data / 'files'}", f"cache_dir={tmp_path / 'local'}"]
+    fitted(*FIT, *local, f"run_dir={tmp_path / 'disk'}")
+    with InThread(shelf) as port:
+        cache = tmp_path / "cache"
+        there = [f"dataset.root=http://127.0.0.1:{port}/data/files", f"cache_dir={cache}"]
+        fitted(*FIT, *there, f"run_dir={tmp_path / 'store'}", "trainer.max_steps=2")
+        left = newest("store")
+        assert (left["loader"]["epoch"], left["loader"]["step"]) == (0, 2)
+        assert cache.exists()
+        shutil.rmtree(cache)
+        fitted(f"resume={tmp_path / 'store'}", "trainer.max_steps=null")
+    expected, found = newest("disk"), newest("store")
+    assert expected["loader"] == found["loader"]
+    assert expected["updates"] == found["updates"] > 4
+    assert found["model"].keys() == expected["model"].keys()
+    for name, weights in expected["model"].items():
+        assert torch.equal(found["model"][name], weights), name

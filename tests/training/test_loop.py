@@ -151,22 +151,6 @@ def test_it_learns():
     assert result.history[-1]["val/mse"] == pytest.approx(losses[-1])
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_workers": 2, "backend": "process"},
-        {"num_workers": 1, "backend": "process", "multiprocessing_context": "fork"},
-    ],
-)
-def test_weights_do_not_depend_on_who_loads(options):
-    settings = {"shuffle": True, "transform": Noise()}
-    expected, _ = run(loader(**settings), network(dropout=0.5))
-    with loader(**settings, **options) as train:
-        model, _ = run(train, network(dropout=0.5))
-    assert torch.equal(weights(model), weights(expected))
-
-
 def test_weights_depend_on_the_seed_and_nothing_global():
     def trained(seed, disturb):
         torch.manual_seed(disturb)
@@ -175,13 +159,6 @@ def test_weights_depend_on_the_seed_and_nothing_global():
     start = network(dropout=0.5)
     assert torch.equal(trained(0, disturb=1), trained(0, disturb=2))
     assert not torch.equal(trained(0, disturb=1), trained(1, disturb=1))
-
-
-@pytest.mark.parametrize(("size", "accumulate"), [(2, 11), (3, 8), (22, 1), (5, 100)])
-def test_accumulated_gradients_are_the_mean_over_all_samples(size, accumulate):
-    expected, _ = run(loader(size=22), lr=0.5, max_epochs=1)
-    model, _ = run(loader(size=size), lr=0.5, max_epochs=1, accumulate=accumulate)
-    torch.testing.assert_close(weights(model), weights(expected), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("tail", "accumulate"), [("keep", 1), ("pad", 1), ("keep", 4), ("pad", 4)])
@@ -285,20 +262,6 @@ def test_dead_workers_of_both_splits_are_counted(tmp_path):
     )
     _, result = run(train, val=val, max_epochs=2)
     assert [record["worker_deaths"] for record in result.history] == [2, 0]
-
-
-def test_checkpoints_hold_all_that_training_continues_from(tmp_path):
-    model, result = run(folder=tmp_path, max_epochs=3, keep=2, optimizer=torch.optim.Adam)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["best.safetensors", "step-00000012.safetensors", "step-00000018.safetensors"]
-    state = checkpoint.load(tmp_path / "step-00000018.safetensors")
-    assert (state["updates"], state["batches"]) == (18, 18)
-    assert (state["loader"]["epoch"], state["loader"]["step"]) == (3, 0)
-    assert state["metrics"]["mse"] == result.history[-1]["val/mse"]
-    assert state["optimizer"]["state"][0]["step"] == 18
-    fresh = network()
-    fresh.load_state_dict(state["model"])
-    assert torch.equal(weights(fresh), weights(model))
 
 
 def test_a_run_that_an_observer_has_ended_can_be_resumed(tmp_path):

@@ -4,32 +4,10 @@ from torchvision import models as torchvision_models
 
 from penstock.errors import ConfigError
 from penstock.training.models import (
-    AudioNet,
     LandmarkNet,
     SequenceNet,
-    SmallConvNet,
-    TextNet,
     torchvision_model,
 )
-
-
-@pytest.mark.parametrize(("layers", "between"), [(1, 0.0), (2, 0.5)])
-def test_text_is_a_sequence_of_embeddings(layers, between):
-    net = TextNet(20, 3, width=4, hidden=5, layers=layers, bidirectional=False, dropout=0.5)
-    assert (net.sequence.recurrent.dropout, net.sequence.dropout.p) == (between, 0.5)
-    assert not net.embedding.weight[0].any()
-    assert net.embedding.weight[1:].any(1).all()
-    net.eval()
-    tokens, lengths = torch.tensor([[3, 4, 0], [5, 6, 7]]), torch.tensor([2, 3])
-    expected = net.sequence(net.embedding(tokens), lengths)
-    torch.testing.assert_close(net(tokens, lengths), expected)
-    torch.testing.assert_close(net(tokens[:1, :2], lengths[:1]), expected[:1])
-    net = TextNet(20, 3)
-    recurrent = net.sequence.recurrent
-    assert (net.embedding.embedding_dim, recurrent.input_size, recurrent.hidden_size) == (64,) * 3
-    assert (recurrent.num_layers, recurrent.bidirectional, net.dropout.p) == (1, True, 0.0)
-    recurrent = SequenceNet(3, 2).recurrent
-    assert (recurrent.hidden_size, recurrent.num_layers, recurrent.bidirectional) == (64, 1, True)
 
 
 def test_landmark_net_gives_float32_under_autocast():
@@ -58,11 +36,6 @@ def test_landmark_net_finds_a_dot():
     assert loss.item() < 0.1 * target.var().item()
 
 
-def test_small_conv_net():
-    net = SmallConvNet(7, width=4, dropout=0.5, channels=1).eval()
-    assert net(torch.randn(2, 1, 40, 20)).shape == (2, 7)
-
-
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_sequence_net_ignores_padding_and_order(bidirectional):
     torch.manual_seed(0)
@@ -76,20 +49,6 @@ def test_sequence_net_ignores_padding_and_order(bidirectional):
     torch.testing.assert_close(net(sequence, lengths), expected)
     order = torch.tensor([2, 0, 1])
     torch.testing.assert_close(net(sequence[order], lengths[order]), expected[order])
-
-
-def test_audio_net_takes_mean_and_deviation_of_a_recordings_frames():
-    torch.manual_seed(0)
-    net = AudioNet(4, 3, width=8).eval()
-    seen = {}
-    net.norms[-1].register_forward_hook(lambda *call: seen.update(frames=call[-1]))
-    net.head.register_forward_pre_hook(lambda _, inputs: seen.update(statistics=inputs[0]))
-    net(torch.randn(2, 4, 30), torch.tensor([30, 13]))
-    for row, count in enumerate((8, 4)):  # a quarter of the frames, rounded up
-        frames = seen["frames"][row, :count].relu()
-        deviation = (frames.var(0, correction=0) + 1e-5).sqrt()
-        expected = torch.cat([frames.mean(0), deviation])
-        torch.testing.assert_close(seen["statistics"][row], expected)
 
 
 def test_torchvision_models_by_name():

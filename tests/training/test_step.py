@@ -219,15 +219,6 @@ def own_step(own=None, group=None, optimizer=None, model=None, scheduler=None, *
     return TrainStep(model, made, optimizer, moved, TrainOptions(**options), group or Group(), 0)
 
 
-@pytest.mark.parametrize("loss", [lambda losses: losses.mean(), lambda losses: losses])
-def test_a_loss_of_a_batch_or_a_sample_is_their_mean(loss):
-    step, plain = own_step(Steps(loss)), step_of()
-    for made in (step, plain):
-        made.learn(batch())
-        made.update()
-    torch.testing.assert_close(step.model.weight, plain.model.weight)
-
-
 def test_a_batch_without_a_step_moves_no_scale_and_no_mean():
     class Rests:
         def step(self, model, batch, update):

@@ -32,25 +32,3 @@ def test_it_trains_and_clips_are_shown_as_strips(capsys, folder, reports):
         assert sheet.width > 500  # a strip of eight frames
     facts = json.loads((folder / "run" / "report" / "facts.json").read_text())
     assert {batch["kind"] for batch in facts["batches"]} == {"clips"}
-
-
-@pytest.mark.thorough
-def test_a_resumed_run_is_the_same(capsys, folder):
-    words = [*SMALL, "loader=debug", "trainer.pictures=false", "trainer.report=false"]
-    words += ["trainer.baseline=false", "scheduler=none"]
-    whole = run(capsys, *words, "run_dir=whole", "trainer.max_steps=3")
-    stopped = run(capsys, *words, "run_dir=part", "trainer.max_steps=1")
-    resumed = run(capsys, *words, "resume=part", "trainer.max_steps=3")
-    assert (whole.code, stopped.code, resumed.code) == (0, 0, 0), resumed.err
-    ledgers = [(folder / name / "ledger.jsonl").read_text() for name in ("whole", "part")]
-    assert ledgers[0] == ledgers[1]
-    assert len(ledgers[0].splitlines()) == 3
-
-
-@pytest.mark.stress
-def test_the_digest_is_that_of_two_ranks(capfd):
-    words = [*SMALL, "task=digest"]
-    plain = run(capfd, *words, "loader=debug")
-    assert plain.hashes, plain.err
-    ranks = ["distributed=ddp", "distributed.nproc=2", "trainer.device=cpu"]
-    assert run(capfd, *words, *ranks).out == plain.out
