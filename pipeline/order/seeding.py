@@ -115,6 +115,8 @@ with scope():
 class SharedGeneratorError(PenstockError):
     """Data code draws from a generator that threads share."""
 
+    exit_code = 2  # another backend is chosen, though only the first batch shows that it has to be
+
 
 class Seeding:
     """The generators that the parts of a fetch draw from, as far as they are known.

@@ -303,7 +303,7 @@ def refusals(*overrides):
         ("unique=3", "unique", "got 3"),
         ("without=[1,500]", "without", "row 500 does not exist; the train split has 120 rows"),
         ("without=[a]", "without", "a valid"),
-        ("without=nowhere.csv", "without", "'nowhere.csv' cannot be read"),
+        ("without=nowhere.csv", "without", "'nowhere.csv' is no quarantine that can be read"),
     ],
 )
 def test_mistakes(override, key, message):
