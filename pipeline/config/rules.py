@@ -94,6 +94,11 @@ def _rows(config: Config) -> list[tuple[object, str, str]]:
             "chosen; set sampler=random or sampler=sequential",
         ),
         (
+            config.task == "predict" and config.dataset.get("root") is None,
+            "dataset.root",
+            "is missing: what to predict, a folder or a file; set dataset.root=NEW",
+        ),
+        (
             "DistributedSampler" in bases,
             "sampler._target_",
             "DistributedSampler would share the data out a second time: every global batch is "
