@@ -98,6 +98,7 @@ REFUSED = [
     (OWN, ["data.fields=[a,a]"], "data.fields", "a name of its own"),
     (OWN, ["trainer.skip=[3]"], "trainer.skip", ""),
     (OWN, ["split=both"], "split", "set split=train or split=val"),
+    (OWN[:-1], ["task=predict", "run=x", "out=y"], "dataset.root", "what to predict"),
     # training
     (FIT, ["dataset._target_=tests.own_parts.Unsplit"], "dataset", "the same samples"),
     (FIT, ["data.validate=false", "trainer.patience=3"], "trainer.patience", "=null"),

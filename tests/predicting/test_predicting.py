@@ -135,7 +135,6 @@ def test_what_cannot_be_predicted(trained, place, capsys):
         (["dataset.root=new", "out=none/a.csv"], "must be a new file in a folder that is there"),
         (["dataset.root=empty", "out=a.csv"], "has 0 rows"),
         (["dataset.root=nowhere", "out=a.csv"], "is missing"),
-        (["dataset.root=null", "out=a.csv"], "dataset.root: is missing: what to predict"),
         (["dataset.root=new", "out=/proc/a.csv"], "/proc/a.csv cannot be written"),
         (["dataset.root=new", "out=a.csv", "rows=12:"], "has 12 rows, and none in 12:"),
         (["dataset.root=new", "out=a.csv", "model.width=9"], "does not fit the model of this"),
