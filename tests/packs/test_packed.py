@@ -52,13 +52,6 @@ def test_samples_are_those_of_the_dataset(folders, even):
         same(dataset[index], sample)
 
 
-def test_types_of_torchvision_survive(folders):
-    sample = Packed(folders[False])[4]
-    assert isinstance(sample["image"], tv_tensors.Image)
-    assert sample["points"].canvas_size == tuple(sample["image"].shape[-2:])
-    assert sample["boxes"].format is tv_tensors.BoundingBoxFormat.XYWH
-
-
 def test_pictures_lie_in_memory_as_decoders_leave_them(folders):
     assert Packed(folders[False])[0]["image"].permute(1, 2, 0).is_contiguous()
 
@@ -70,13 +63,6 @@ def test_a_sample_may_be_changed_and_the_pack_stays(folders):
     packed.__getitems__([2])[0]["image"].fill_(0)
     packed.fetch_batch([2])["image"].fill_(0)
     assert hash_sample(packed[2]) == before
-
-
-def test_an_index_beyond_the_end_is_refused(folders):
-    packed = Packed(folders[False])
-    for index in (-1, len(packed)):
-        with pytest.raises(IndexError, match="20 samples"):
-            packed[index]
 
 
 def test_a_copy_for_a_worker_takes_no_pixels_along(folders):
@@ -166,15 +152,6 @@ def test_the_digest_is_unchanged_by_packing_that_keeps_full_size(capsys, tmp_pat
 
 
 @pytest.mark.thorough
-def test_the_digest_of_landmarks_is_unchanged_too(capsys, tmp_path):
-    from tests.face_folder import write_faces
-
-    write_faces(tmp_path / "faces")
-    faces = ["dataset=face_landmarks", f"dataset.root={tmp_path / 'faces'}", "loader=debug"]
-    assert digest(capsys, tmp_path, *faces, "data.packed=auto") == digest(capsys, tmp_path, *faces)
-
-
-@pytest.mark.thorough
 def test_a_smaller_size_names_itself_in_the_fingerprint(capsys, tmp_path, images):
     import penstock
     from penstock.build.data import DataParts
@@ -212,26 +189,6 @@ def test_a_pack_is_a_dataset_by_itself(capsys, tmp_path, images):
     named = digest(capsys, tmp_path, *images, f"data.packed={out}")
     auto = digest(capsys, tmp_path, *images, "data.packed=auto", "pack.size=32")
     assert packed == named == auto
-
-
-@pytest.mark.stress
-def test_training_on_packed_data_ends_as_on_the_files(capsys, tmp_path, images):
-    def losses(*more):
-        done = run(
-            capsys,
-            *images,
-            f"cache_dir={tmp_path / 'cache'}",
-            "batch.size=4",
-            *more,
-            f"run_dir={tmp_path / str(len(more))}",
-            "trainer=quick",
-            "sampler=weighted",
-            "trainer.max_epochs=1",
-        )
-        assert done.code == 0, done.err
-        return next(line for line in done.out.splitlines() if line.startswith("training loss"))
-
-    assert losses() == losses("data.packed=auto")
 
 
 @pytest.mark.one_in(2)

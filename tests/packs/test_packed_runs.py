@@ -1,10 +1,8 @@
 """Runs on packed messages: the same, whoever makes their blocks and wherever they are left."""
 
-import json
 import random
 
 import pytest
-import torch
 from torch import nn
 
 from penstock import Run
@@ -52,15 +50,6 @@ class Bag(nn.Module):
         return self.head(self.tokens(tokens, edges[:-1].long()))
 
 
-class Rows(Bag):
-    """The same of blocks of one length, whose padding is a document for the kernels only."""
-
-    def forward(self, tokens, ids):
-        own = ids >= 0
-        edges = torch.nn.functional.pad(torch.bincount(ids[own]).cumsum(0), (1, 0))
-        return super().forward(tokens[own], edges)
-
-
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory):
     """A file of messages of 0 to 600 characters, and the words that name it."""
@@ -94,62 +83,6 @@ def test_a_batch_is_the_same_from_any_maker(messages, split, capsys):
     assert padded == expected  # of samples, and not of what is made of them
     assert digest(capsys, *words, *IN_MAIN, "trainer.limit_batches.train=4") == expected[:4]
     assert digest(capsys, *words, *IN_MAIN, "sampler.tokens=300") != expected
-
-
-@pytest.mark.thorough
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["sampler.order={_target_: penstock.order.samplers.Weighted, column: label}"],
-        [
-            "sampler.order={_target_: penstock.order.samplers.Subset, fraction: 0.5}",
-            "sampler.split=tail",
-        ],
-    ],
-)
-def test_other_orders_are_packed(messages, words, capsys):
-    expected = digest(capsys, *messages, *words, *IN_MAIN)
-    assert expected != digest(capsys, *messages, *IN_MAIN)
-    assert digest(capsys, *messages, *words, "loader=threads") == expected
-    assert digest(capsys, *messages, "split=val", *words, *IN_MAIN) == digest(
-        capsys, *messages, "split=val", *[one for one in words if "split" in one], *IN_MAIN
-    )
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["sampler.split=tail", "trainer.accumulate=2", "trainer.max_epochs=1"],
-        ["trainer.overfit_batches=3"],
-        [
-            "collate.pad_to=256",
-            f"model._target_={__name__}.Rows",
-            "objective.inputs=[tokens,document_ids]",
-            "trainer.limit_batches.train=7",
-        ],
-    ],
-)
-def test_a_run_that_is_left_ends_as_one_that_was_not(messages, more, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
-    words = (*messages, *FIT, *more)
-    whole, left = tmp_path / "whole", tmp_path / "left"
-    done = run(capsys, *words, f"run_dir={whole}")
-    assert done.code == 0, done.err
-    assert run(capsys, *words, f"run_dir={left}", "trainer.max_steps=2").code == 0
-    resumed = run(capsys, f"resume={left}", "trainer.max_steps=20", "loader=threads")
-    assert resumed.code == 0, resumed.err
-    verified = run(capsys, "task=diff", f"runs=[{whole},{left}]")
-    assert verified.code == 0, verified.out
-    assert "weights      the same bits" in verified.out
-    ledger = [json.loads(line) for line in (left / "ledger.jsonl").read_text().splitlines()]
-    step = ledger[-1]
-    address = (f"epoch={step['epoch']}", f"step={step['step']}")
-    replay = run(capsys, "task=replay", *words, *address)
-    assert replay.code == 0, replay.err
-    written = [json.loads(line) for line in (left / "digests.jsonl").read_text().splitlines()]
-    assert written[-1]["hash"] in replay.out
 
 
 @pytest.mark.thorough

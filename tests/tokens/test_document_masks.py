@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.addons.tokens.flatten import Flatten, document_mask, flex_mask
@@ -62,11 +60,6 @@ def dense(batch):
     return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-def flex(batch):
-    mask = flex_mask(batch["document_ids"])
-    return lambda q, k, v: flex_attention(q, k, v, block_mask=mask)
-
-
 def by_edges(batch):
     """As flash_attn_varlen_func reads its arguments: tokens laid end to end, and cu_seqlens."""
     edges = batch["cu_seqlens"].tolist()
@@ -118,61 +111,6 @@ def test_loss_and_gradients_are_those_of_the_documents_one_by_one(way, pad_to):
         loss, found = learned(packed(batch, model, way(batch)), model)
         assert loss == pytest.approx(wanted, abs=1e-5)
         torch.testing.assert_close(found, gradient, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("pad_to", [T, None])
-def test_flex_attention_has_the_same_losses(pad_to):
-    """Forward alone, since torch has no backward of it on the CPU."""
-    model = Layers()
-    with torch.no_grad():
-        for rows, batch in list(batches(pad_to))[:2]:
-            wanted = one_by_one(rows, model).mean().item()
-            assert packed(batch, model, flex(batch)).mean().item() == pytest.approx(
-                wanted, abs=1e-5
-            )
-
-
-def test_without_a_mask_it_is_another_loss():
-    model = Layers()
-    for rows, batch in batches():
-        wanted, gradient = learned(one_by_one(rows, model), model)
-        loss, found = learned(packed(batch, model, causal), model)
-        assert abs(loss - wanted) > 1e-4
-        assert not torch.allclose(found, gradient, atol=1e-5, rtol=1e-4)
-
-
-def test_places_that_go_on_are_another_loss():
-    """Positions have to begin anew with each document."""
-    model = Layers()
-    for rows, batch in batches():
-        batch["position_ids"] = torch.arange(T).expand_as(batch["tokens"])
-        wanted = one_by_one(rows, model).mean().item()
-        assert abs(packed(batch, model, dense(batch)).mean().item() - wanted) > 1e-4
-
-
-@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage")
-@pytest.mark.filterwarnings("ignore:.*cuDNN attention")
-def test_nested_tensors_take_the_same_edges():
-    """torch's jagged tensors; attention to all of a document, as only CUDA has causal ones."""
-    _, batch = next(batches(pad_to=None))
-    edges = batch["cu_seqlens"]
-    torch.manual_seed(0)
-    q, k, v = torch.randn(3, int(edges[-1]), HEADS, 8, requires_grad=True).unbind()
-    jagged = [
-        torch.nested.nested_tensor_from_jagged(
-            one, edges.long(), min_seqlen=int(edges.diff().min()), max_seqlen=batch["max_seqlen"]
-        ).transpose(1, 2)
-        for one in (q, k, v)
-    ]
-    with sdpa_kernel(SDPBackend.MATH):
-        found = scaled_dot_product_attention(*jagged).transpose(1, 2).values()
-    mask = document_mask(batch["document_ids"], causal=False)
-    flat = (one.transpose(0, 1)[None] for one in (q, k, v))
-    wanted = scaled_dot_product_attention(*flat, attn_mask=mask)[0].transpose(0, 1)
-    torch.testing.assert_close(found, wanted)
 
 
 def test_fields_are_those_of_hugging_faces_flattening_collator():

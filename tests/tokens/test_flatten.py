@@ -14,8 +14,6 @@ from penstock.loading.bad_samples import BadSamples
 from penstock.loading.batch import batch_hash
 from penstock.loading.collate import Mismatch
 from penstock.loading.fetch import Fetch
-from penstock.loading.loader import Loader
-from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan
 
 T = 64
@@ -119,19 +117,6 @@ def test_what_a_block_has_of_a_row_is_hashed():
     assert one != other
 
 
-@pytest.mark.thorough
-def test_workers_and_resuming_change_nothing():
-    documents = Documents(lengths_of())
-    plan = plan_of(documents)
-    wanted = [
-        batch_hash([fetch_of(documents)(plan.request(1, step))]) for step in range(plan.steps(1))
-    ]
-    for backend, workers in (("main", 0), ("thread", 3), ("process", 2)):
-        options = LoaderOptions(backend, workers)
-        with Loader(plan_of(documents), fetch_of(documents), options) as loader:
-            assert [batch_hash([batch]) for batch in loader.epoch(1, 2)] == wanted[2:]
-
-
 def test_bad_rows_are_left_out_or_replaced_within_their_room():
     documents = Documents(lengths_of(), bad=[3, 50, 51])
     plan = plan_of(documents)
@@ -162,10 +147,3 @@ def test_a_column_that_is_wrong_is_named():
         Flatten()([{"tokens": torch.zeros(2, 2)}])
     with pytest.raises(Mismatch, match=r"mask.*not of the length of tokens"):
         Flatten(fields=["mask"])([{"tokens": torch.zeros(2), "mask": torch.zeros(3)}])
-
-
-def test_without_blocks_a_batch_is_one():
-    batch = Flatten(labels=True)([{"tokens": torch.tensor([5, 6])}, {"tokens": torch.tensor([7])}])
-    assert batch["cu_blocks"].tolist() == [0, 3]
-    assert batch["labels"].tolist() == [-100, 6, -100]
-    assert batch["cu_seqlens"].tolist() == [0, 2, 3]

@@ -76,16 +76,6 @@ def test_a_width_that_heads_cannot_share():
         LanguageModel(10, width=20, heads=4)
 
 
-def test_bits_per_byte_by_hand():
-    metric = BitsPerByte()
-    metric.update(torch.tensor([math.log(2), 3 * math.log(2)]), torch.tensor([1, 3]))
-    metric.update(torch.tensor([2 * math.log(2)]), torch.tensor([0]))  # a part of a character
-    assert float(metric.compute()) == pytest.approx(6 / 4)
-    nothing = BitsPerByte()
-    nothing.update(torch.zeros(0), torch.zeros(0, dtype=torch.long))
-    assert math.isnan(float(nothing.compute()))
-
-
 def packed(*documents, pad_to=None):
     """A batch of documents of ids, each token of as many bytes as its id."""
     samples = [{"tokens": torch.tensor(one), "token_bytes": torch.tensor(one)} for one in documents]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.addons.tokens import sequence_packing
-from penstock.addons.tokens.sequence_packing import SequencePacking, best_fit, cut_in_turn
+from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.errors import DataError
 from penstock.order.plan import Plan
 from penstock.order.samplers import Curriculum, Random, Repeated, Sequential, Subset, Weighted
@@ -176,26 +176,6 @@ def test_ranks_share_every_batch_by_blocks(kind, world, split, stretches):
             assert np.array_equal(joined, getattr(whole, name))
         blocks = [set(share.parts[:, 3].tolist()) for share in counted]
         assert sum(map(len, blocks)) == len(set().union(*blocks))
-
-
-@given(st.lists(st.integers(0, 50), max_size=60), st.integers(50, 80))
-def test_best_fit_never_leaves_two_blocks_half_empty(lengths, capacity):
-    lengths = np.array(lengths, np.int64)
-    blocks = best_fit(lengths, capacity)
-    sums = np.bincount(blocks, lengths) if len(lengths) else np.empty(0)
-    assert np.all(sums <= capacity)
-    # Were two blocks to fit into one, the rows of the later one would have gone into the earlier.
-    if len(sums) > 1:
-        smallest = np.sort(sums)[:2]
-        assert smallest.sum() > capacity or 0 in np.bincount(blocks)
-
-
-def test_rows_are_cut_in_turn():
-    place, starts, stops, blocks = cut_in_turn(np.array([3, 0, 9, 4, 0]), 8)
-    assert place.tolist() == [0, 1, 2, 2, 3, 4]
-    assert starts.tolist() == [0, 0, 0, 5, 0, 0]
-    assert stops.tolist() == [3, 0, 5, 9, 4, 0]
-    assert blocks.tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_what_cannot_be_packed_is_refused():

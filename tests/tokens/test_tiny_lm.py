@@ -48,36 +48,6 @@ def test_it_learns_drawn_stories_and_is_compared(text, capsys, reports):
     assert len(facts["examples"]) > 2
 
 
-@pytest.mark.thorough
-def test_a_resumed_run_is_the_same(text, capsys):
-    quick = [*TINY, "trainer.pictures=false", "trainer.baseline=false", "scheduler=none"]
-    whole = run(capsys, *quick, "run_dir=whole", "trainer.max_steps=9")
-    stopped = run(capsys, *quick, "run_dir=part", "trainer.max_steps=5")
-    assert (whole.code, stopped.code) == (0, 0), whole.err + stopped.err
-    resumed = run(capsys, *quick, "resume=part", "trainer.max_steps=9")
-    assert resumed.code == 0, resumed.err
-    ledgers = [(text / name / "ledger.jsonl").read_text() for name in ("whole", "part")]
-    assert ledgers[0] == ledgers[1]  # rows and the exact loss of each step
-    assert len(ledgers[0].splitlines()) == 9
-
-
-@pytest.mark.thorough
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["loader.num_workers=1", "loader.backend=thread"],
-        pytest.param(["loader.num_workers=2", "loader.backend=process"], marks=pytest.mark.stress),
-    ],
-)
-def test_the_digest_is_the_same_for_all_loaders(text, capsys, options):
-    plain = run(capsys, *TINY, "task=digest", "steps=6")
-    other = run(capsys, *TINY, *options, "task=digest", "steps=6")
-    assert (plain.code, other.code) == (0, 0), plain.err + other.err
-    assert plain.out == other.out
-    assert len(plain.out.splitlines()) >= 6
-
-
 @pytest.mark.stress
 def test_two_ranks_see_and_learn_the_same(text, capfd):
     plain = [*TINY, "trainer.pictures=false", "trainer.baseline=false", "trainer.max_steps=6"]
@@ -90,17 +60,6 @@ def test_two_ranks_see_and_learn_the_same(text, capfd):
     assert told[0]["order"] == told[1]["order"]
     for name in ("train/loss", "val/loss", "val/bits_per_byte"):
         assert told[0]["last"][name] == pytest.approx(told[1]["last"][name], rel=1e-4)
-
-
-@pytest.mark.thorough
-def test_other_text_is_not_resumed_on(text, capsys):
-    quick = [*TINY, "trainer.pictures=false", "trainer.baseline=false", "trainer.max_steps=2"]
-    assert run(capsys, *quick, "run_dir=run").code == 0
-    for path in (text / "text").iterdir():
-        path.write_text(path.read_text() + "more")
-    done = run(capsys, *quick, "resume=run", "trainer.max_steps=4")
-    assert done.code == 2
-    assert "dataset" in done.err
 
 
 def test_text_that_is_none(text, capsys):

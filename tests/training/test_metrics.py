@@ -1,3 +1,4 @@
+import hashlib
 import math
 
 import numpy as np
@@ -8,7 +9,7 @@ from penstock.distributed.group import Group
 from penstock.loading.batch import Batch
 from penstock.order.keys import hash64, hash64_array
 from penstock.order.plan import Request
-from penstock.training.meter import Meter
+from penstock.training.meter import Meter, Step, order_hash
 from penstock.training.metrics import BitsPerByte, NormalizedMeanError
 
 
@@ -128,3 +129,11 @@ def test_the_order_of_a_step_is_the_hash_that_ledgers_of_other_versions_hold():
     for one in batches:
         meter.add(one, torch.zeros(4))
     assert [step.order for step in meter.read()] == expected
+
+
+def test_the_order_of_a_run_is_the_hash_of_its_steps():
+    steps = [Step(0, 7, 1.0, 4, 0xAB), Step(1, 0, 1.0, 4, 2**64 - 1)]
+    first = hashlib.blake2b(b"before 0 7 00000000000000ab", digest_size=16).hexdigest()
+    second = hashlib.blake2b(f"{first} 1 0 ffffffffffffffff".encode(), digest_size=16).hexdigest()
+    assert order_hash("before", steps) == second
+    assert order_hash("before", []) == "before"

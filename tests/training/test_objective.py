@@ -63,14 +63,6 @@ def test_landmarks_go_from_edge_to_edge():
     torch.testing.assert_close(objective.own.predictions(outputs, data), data["landmarks"])
 
 
-def test_a_loss_is_the_mean_over_a_sample():
-    objective, data = landmarks(), faces(3)
-    losses, _ = objective.measure(Constant(torch.zeros(10)), data)
-    size = torch.tensor([40.0, 20.0])
-    expected = (data["landmarks"] / size * 2 - 1).abs().flatten(1).mean(1)
-    torch.testing.assert_close(losses, expected)
-
-
 def test_the_constant_is_the_mean_face_in_every_image_size():
     objective = landmarks()
     small = faces(4)
@@ -181,14 +173,6 @@ def test_losses_are_float32_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         losses, outputs = objective.measure(nn.Linear(2, 3), data)
     assert (losses.dtype, outputs.dtype) == (torch.float32, torch.float32)
-
-
-@pytest.mark.parametrize("loss", [nn.MSELoss(), lambda found, true: ((found - true) ** 2).mean()])
-def test_one_loss_for_a_batch_stands_for_each_of_its_samples(loss):
-    data = batch({"x": torch.rand(4, 1), "y": torch.arange(4.0)})
-    objective = made(Regression, loss, {}, ["x"], "y").to("cpu")
-    losses, _ = objective.measure(Constant(torch.tensor([2.0])), data)
-    assert losses.tolist() == [1.5] * 4
 
 
 def test_a_loss_of_one_number_sees_no_padding():

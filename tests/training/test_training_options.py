@@ -13,11 +13,9 @@ import penstock
 from penstock.addons.profiling import smoothed, suggestion
 from penstock.build.training import TrainingParts
 from penstock.errors import ConfigError
-from penstock.order.plan import Plan, StreamOrder, StreamPlan
-from penstock.order.samplers import Bucket, Random
+from penstock.order.plan import StreamOrder, StreamPlan
 from penstock.runs import checkpoint
 from tests.program import run
-from tests.resuming import TABLE
 from tests.runs.test_longer_runs import NUMBERS
 
 COMMON = [
@@ -70,35 +68,6 @@ def test_parts_of_weights_have_no_mean():
         parts.trained()
 
 
-SAMPLERS = {"random": Random(22, 0), "bucket": Bucket(22, 0, TABLE, 4)}
-
-
-def same(a, b):
-    return (a.positions == b.positions).all() and (a.indices == b.indices).all()
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_a_short_epoch_has_the_first_batches_at_their_addresses(name):
-    whole, short = (Plan(SAMPLERS[name], 4, most=most) for most in (None, 2))
-    for epoch in range(3):
-        assert short.steps(epoch) == 2
-        for step in range(2):
-            assert same(short.request(epoch, step), whole.request(epoch, step))
-    with pytest.raises(IndexError):
-        short.request(0, 2)
-    assert Plan(SAMPLERS[name], 4, most=1000).steps(0) == whole.steps(0)
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_batches_to_overfit_are_those_of_epoch_0_at_addresses_of_their_own(name):
-    whole, again = (Plan(SAMPLERS[name], 4, most=2, again=one) for one in (False, True))
-    for epoch in range(3):
-        for step in range(2):
-            found = again.request(epoch, step)
-            assert found.address == (epoch, step)
-            assert same(found, whole.request(0, step))
-
-
 def test_a_stream_is_shortened_too():
     assert StreamPlan(StreamOrder(0), 4, length=22).steps(0) == 6
     short = StreamPlan(StreamOrder(0), 4, length=22, most=2)
@@ -106,7 +75,6 @@ def test_a_stream_is_shortened_too():
     assert StreamPlan(StreamOrder(0, steps=1), 4, most=2).limit(0) == 1
 
 
-@pytest.mark.thorough
 def test_limits_of_both_splits(fit):
     words = ("trainer.limit_batches.train=3", "trainer.limit_batches.val=1", "trainer.ledger=true")
     done = fit(*words, "trainer.max_epochs=2", "run_dir=run")
@@ -122,7 +90,6 @@ def test_limits_of_both_splits(fit):
     assert all(samples[line["epoch"], line["step"]] == line["samples"] for line in ledger)
 
 
-@pytest.mark.thorough
 def test_overfitting_sees_the_same_samples_in_every_epoch(fit):
     words = ("trainer.overfit_batches=2", "trainer.digest=true", "trainer.max_epochs=3")
     done = fit(*words, "run_dir=run")

@@ -1,7 +1,6 @@
 """Clips of videos: which frames they have, what is refused, and transforms of all frames alike."""
 
 import io
-import re
 import subprocess
 import sys
 
@@ -15,7 +14,6 @@ from penstock import command
 from penstock.addons.video.clips import ClipTable, VideoClips, read_clip
 from penstock.addons.video.drawn_motions import DrawnMotions, write_video
 from penstock.addons.video.models import SmallVideoNet, TorchvisionVideo
-from penstock.build.data import DataParts
 from penstock.build.training import TrainingParts
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import DEFAULT, Limits
@@ -286,22 +284,6 @@ def test_one_clear_message_where_pyav_is_missing(tmp_path):
     assert "clips.VideoClips: import of av halted" in done.stderr
     assert "pip install av" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.thorough
-def test_digests_are_equal_for_all_readers(tmp_path, capsys):
-    root = folder_of(tmp_path / "data")
-    common = ["task=digest", "dataset=video_clips", f"dataset.root={root}", "dataset.frames=4"]
-    common += ["transform.train.crop.size=[16,16]", "batch.size=4", "trainer.max_epochs=2"]
-    totals = []
-    for loader in ("loader.num_workers=0", "loader.num_workers=2"):
-        assert command.main([*common, loader]) == 0
-        totals.append(re.findall(r"^total.*", capsys.readouterr().out, re.M))
-    assert totals[0]
-    assert totals[0] == totals[1]
-    # Of rows that are divided otherwise, validation draws nothing either.
-    data = DataParts(penstock.compose(*common, "data.split={val: 0.4}"))
-    assert [getattr(split.dataset, "draws", None) for split in data.splits] == [True, False]
 
 
 def test_a_typo_a_wrong_path_and_another_class_are_said(tmp_path, capsys):
