@@ -215,12 +215,9 @@ def lightning(kind, folder, workers, stop):
     pl.seed_everything(1, verbose=False)
     module, ranks = Module(), int(os.environ.get("WORLD_SIZE", "1"))
     every = ModelCheckpoint(
-        folder,
-        save_top_k=-1,
-        every_n_train_steps=1,
-        filename="state-{step}",
+        folder, save_top_k=-1, every_n_train_steps=1, filename="state-{step}",
         auto_insert_metric_name=False,
-    )
+    )  # fmt: skip
     trainer = pl.Trainer(
         max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_progress_bar=False,
         callbacks=[every], enable_model_summary=False, devices=ranks,

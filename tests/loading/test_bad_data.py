@@ -23,6 +23,10 @@ FIT = [
 ]
 
 
+def csv(root):
+    return root / "face_landmarks.csv"
+
+
 def drop_column(root):
     write_csv(root, [row[:-1] for row in read_csv(root)])
 
@@ -41,29 +45,9 @@ def change_cell(value):
     return change
 
 
-def empty(root):
-    (root / "face_landmarks.csv").write_text("")
-
-
-def no_rows(root):
-    write_csv(root, read_csv(root)[:1])
-
-
-def missing_csv(root):
-    (root / "face_landmarks.csv").unlink()
-
-
-def missing_image(root):
-    (root / "03.jpg").unlink()
-
-
 def truncate_image(root):
     path = root / "03.jpg"
     path.write_bytes(path.read_bytes()[:-200])
-
-
-def not_an_image(root):
-    (root / "03.jpg").write_text("hello")
 
 
 CASES = {
@@ -72,12 +56,18 @@ CASES = {
     "NaN": (change_cell("nan"), r"face_landmarks\.csv.*line 5.*part_3_x.*nan"),
     "empty cell": (change_cell(""), r"face_landmarks\.csv.*line 5.*part_3_x"),
     "text": (change_cell("left"), r"face_landmarks\.csv.*line 5.*part_3_x.*'left'"),
-    "empty CSV": (empty, r"face_landmarks\.csv.*needs a header"),
-    "no rows": (no_rows, r"face_landmarks\.csv.*no rows"),
-    "no CSV": (missing_csv, r"face_landmarks\.csv"),
-    "missing image": (missing_image, r"face_landmarks\.csv.*line 5.*03\.jpg.*missing"),
+    "empty CSV": (lambda root: csv(root).write_text(""), r"face_landmarks\.csv.*needs a header"),
+    "no rows": (lambda root: write_csv(root, read_csv(root)[:1]), r"face_landmarks\.csv.*no rows"),
+    "no CSV": (lambda root: csv(root).unlink(), r"face_landmarks\.csv"),
+    "missing image": (
+        lambda root: (root / "03.jpg").unlink(),
+        r"face_landmarks\.csv.*line 5.*03\.jpg.*missing",
+    ),
     "truncated image": (truncate_image, r"sample \d+ \(epoch 0, step \d+, .*03\.jpg"),
-    "no image at all": (not_an_image, r"sample \d+ \(epoch 0, step \d+, .*03\.jpg"),
+    "no image at all": (
+        lambda root: (root / "03.jpg").write_text("hello"),
+        r"sample \d+ \(epoch 0, step \d+, .*03\.jpg",
+    ),
 }
 
 

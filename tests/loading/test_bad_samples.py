@@ -388,46 +388,25 @@ def raising(error):
 
 
 EVERYWHERE = [
-    unidentified,
-    cut_off,
-    lambda _: zlib.decompress(b"no"),
-    lambda _: struct.unpack("<q", b"no"),
-    lambda _: b"\xff".decode(),
-    raising(DataError("bad")),
-    raising(FileNotFoundError(2, "gone")),
-    raising(EOFError("cut")),
-    raising(OSError(errno.EIO, "unreadable block")),
+    unidentified, cut_off, lambda _: zlib.decompress(b"no"), lambda _: struct.unpack("<q", b"no"),
+    lambda _: b"\xff".decode(), raising(DataError("bad")), raising(FileNotFoundError(2, "gone")),
+    raising(EOFError("cut")), raising(OSError(errno.EIO, "unreadable block")),
     raising(Image.DecompressionBombError("big")),
-]
+]  # fmt: skip
 READING = [
-    torchvision_decoder,
-    lambda _: np.frombuffer(b"abc").reshape(2, 2),
-    lambda _: int("x"),
-    raising(RuntimeError("png error")),
-    raising(SyntaxError("broken PNG file")),
-]
+    torchvision_decoder, lambda _: np.frombuffer(b"abc").reshape(2, 2), lambda _: int("x"),
+    raising(RuntimeError("png error")), raising(SyntaxError("broken PNG file")),
+]  # fmt: skip
 NEVER = [
-    lambda _: [].append(1, 2),
-    lambda _: undefined,  # noqa: F821
-    lambda _: {}["k"],
-    lambda _: [][1],
-    lambda _: None.x,
-    raising(NotImplementedError()),
-    raising(RecursionError()),
-    lambda _: 1 / 0,
-    raising(ImportError("no")),
-    raising(AssertionError("no")),
-    raising(MemoryError()),
-    raising(torch.OutOfMemoryError("no")),
-    raising(OSError(errno.EMFILE, "too many open files")),
-    raising(OSError(errno.ENOSPC, "full")),
-    raising(ConnectionResetError(104, "reset")),
-    raising(TimeoutError("slow")),
-    raising(ConfigError("no")),
-    raising(SampleError("no")),
-    raising(UnreachableError("no answer")),
-    lambda _: torch.empty(1 << 50),
-]
+    lambda _: [].append(1, 2), lambda _: undefined,  # noqa: F821
+    lambda _: {}["k"], lambda _: [][1], lambda _: None.x, raising(NotImplementedError()),
+    raising(RecursionError()), lambda _: 1 / 0, raising(ImportError("no")),
+    raising(AssertionError("no")), raising(MemoryError()), raising(torch.OutOfMemoryError("no")),
+    raising(OSError(errno.EMFILE, "too many open files")), raising(OSError(errno.ENOSPC, "full")),
+    raising(ConnectionResetError(104, "reset")), raising(TimeoutError("slow")),
+    raising(ConfigError("no")), raising(SampleError("no")),
+    raising(UnreachableError("no answer")), lambda _: torch.empty(1 << 50),
+]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")

@@ -8,7 +8,16 @@ from PIL import Image
 import penstock
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError
+from penstock.loading.bad_samples import BadSamples
+from penstock.loading.batch import batch_hash
+from penstock.loading.collate import Stack
+from penstock.loading.fetch import Fetch
+from penstock.order.plan import Plan
+from penstock.order.samplers import Random
 from penstock.training.objective import Classification
+from penstock.transforms.batch import BatchCompose
+from penstock.transforms.mixing import MixUp
+from tests.transforms.test_batch import Photos, batch_of
 
 IN_MAIN = ["loader.backend=main", "loader.num_workers=0"]
 
@@ -63,8 +72,6 @@ def test_batches_are_transformed_once_and_where_they_should_be(pets, place):
 
 
 def test_the_loss_takes_soft_targets_where_there_are_some():
-    from tests.transforms.test_batch import batch_of
-
     loss = torch.nn.CrossEntropyLoss(reduction="none")
     objective = Classification(loss, {}, ["image"], "label", num_classes=5)
     outputs = torch.randn(8, 5)
@@ -113,16 +120,6 @@ def test_classes_that_a_dataset_does_not_tell(faces):
 
 @pytest.mark.parametrize("way", ["skip", "substitute"])
 def test_bad_samples_leave_a_batch_alike_however_it_was_shared_out(way):
-    from penstock.loading.bad_samples import BadSamples
-    from penstock.loading.batch import batch_hash
-    from penstock.loading.collate import Stack
-    from penstock.loading.fetch import Fetch
-    from penstock.order.plan import Plan
-    from penstock.order.samplers import Random
-    from penstock.transforms.batch import BatchCompose
-    from penstock.transforms.mixing import MixUp
-    from tests.transforms.test_batch import Photos
-
     class Damaged(Photos):
         def __getitem__(self, index):
             if index % 5 == 0:

@@ -10,12 +10,9 @@ DIGEST = ["task=digest", "steps=3"]
 IN_MAIN = ["loader.backend=main", "loader.num_workers=0"]
 WITHOUT_EFFECT = [
     ["loader=debug"],
-    ["loader.num_workers=1"],
-    ["loader.multiprocessing_context=fork"],
+    ["loader.num_workers=1", "loader.multiprocessing_context=fork"],
     ["loader.num_workers=2", "loader.prefetch_factor=5"],
-    ["loader.num_workers=3"],
-    ["loader.num_workers=2", "loader.persistent_workers=true"],
-    ["loader.num_workers=2", "loader.persistent_workers=false"],
+    ["loader.num_workers=3", "loader.persistent_workers=true"],
     ["loader=fast"],
     ["loader.timeout=60", "loader.generator=5"],
 ]

@@ -154,12 +154,6 @@ def test_a_none_is_reported_with_its_row(people, capsys):
     assert "Traceback" not in found.err
 
 
-def test_too_many_positions_are_said_with_the_key(people, capsys):
-    found = run(capsys, *own("Two", "data.fields=[input, label]"))
-    assert found.code == 3
-    assert "a sample or batch has 3 positions, and data.fields or" in found.err
-
-
 def test_fields_stays_an_argument_where_a_dataset_takes_it():
     config = penstock.compose("dataset=parquet", "dataset.root=x", "dataset.fields={x: a}")
     assert config.dataset["fields"] == {"x": "a"}
@@ -242,19 +236,14 @@ def test_a_collate_function_gets_samples_as_they_are(people, name):
 
 
 def test_what_it_returns_is_named_by_position(people, capsys):
-    names = "[input, lengths, label]"
-    collate = ["collate={_target_: people.padded}", f"data.batch_fields={names}"]
     rest = [one for one in own("Uneven") if "model" not in one and "inputs" not in one]
-    model = ["~model", "+model={_target_: people.Summed}", "objective.inputs=[input, lengths]"]
-    assert list(batches(*rest, *model, *collate)[0]) == ["input", "lengths", "label"]
-    found = run(capsys, *rest, *model, *collate, "trainer.max_steps=1")
+    rest.append("collate={_target_: people.padded}")
+    named = [*rest, "data.batch_fields=[input, lengths, label]"]
+    named += ["~model", "+model={_target_: people.Summed}", "objective.inputs=[input, lengths]"]
+    assert list(batches(*named)[0]) == ["input", "lengths", "label"]
+    found = run(capsys, *named, "trainer.max_steps=1")
     assert found.code == 0, found.err
-
-
-def test_one_that_gives_more_than_there_are_names_for_says_so(people, capsys):
-    collate = ["collate={_target_: people.padded}", "data.batch_fields=[input, lengths]"]
-    rest = [one for one in own("Uneven") if "model" not in one and "inputs" not in one]
-    found = run(capsys, *rest, *collate, "task=digest")
+    found = run(capsys, *rest, "data.batch_fields=[input, lengths]", "task=digest")
     assert found.code == 3, found.err
     assert "has 3 positions, and data.fields or data.batch_fields names 2 (input, le" in found.err
 

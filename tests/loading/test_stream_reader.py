@@ -13,6 +13,7 @@ from penstock.order.plan import End, StreamOrder, StreamPlan, StreamRequest
 from penstock.order.seeding import Seeding, scope
 
 LENGTHS = [3, 0, 5, 2, 1]
+STRETCHES = ((0, 2), (2, 6), (8, 9), (4, 5), (9, 99), (11, 12), (20, 30), (5, 5), (0, 11))
 
 
 class Forwards:
@@ -60,17 +61,7 @@ def test_any_stretch_of_any_epoch_has_the_records_of_its_positions(kind, buffer,
         whole = StreamReader(kind(), order).read(epoch, 0, 99)
         assert sorted(values(whole)) == list(range(11))
         assert (buffer > 0) == ([number for number, _ in whole] != list(range(11)))
-        for start, stop in (
-            (0, 2),
-            (2, 6),
-            (8, 9),
-            (4, 5),
-            (9, 99),
-            (11, 12),
-            (20, 30),
-            (5, 5),
-            (0, 11),
-        ):
+        for start, stop in STRETCHES:
             assert reader.read(epoch, start, stop) == whole[start:stop]
 
 

@@ -1,23 +1,11 @@
 """Mixtures in runs: addresses, what is written down, and changes in a resumed run."""
 
-import json
-
 import pytest
 
 from penstock import build_val_loader, compose
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError
 
-FIT = [
-    "loader=debug",
-    "run_dir=run",
-    "tracker=none",
-    "trainer.baseline=false",
-    "scheduler=none",
-    "trainer.pictures=false",
-    "trainer.digest=true",
-    "trainer.progress=none",
-]
 FACES = "_target_: penstock.datasets.synthetic_faces.SyntheticFaces, size: 40"
 CHANGING = "{a: [[0, 0.8], [4, 0.2]], b: 0.5}"
 
@@ -46,11 +34,6 @@ def mixture(root, weights=CHANGING, sources="ab", **options):
 def root(faces_root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return faces_root / "mixed"
-
-
-def hashes(folder="run"):
-    with open(f"{folder}/digests.jsonl") as file:
-        return [json.loads(line)["hash"] for line in file]
 
 
 def test_other_samplers_over_a_mixture(root):

@@ -16,7 +16,7 @@ from scipy import stats
 from penstock.errors import ConfigError, DataError
 from penstock.order.plan import Plan
 from penstock.order.samplers import Bucket, Identity, Random, Subset, Weighted
-from penstock.order.torch_samplers import TorchBatches, TorchOrder, adapt
+from penstock.order.torch_samplers import TorchOrder, adapt
 
 
 def epoch_of(order, epoch=0):
@@ -189,12 +189,6 @@ def test_identity_batches_hold_p_identities_and_k_samples():
         Identity(len(labels), 0, pd.DataFrame({"label": labels}), identities=11)
 
 
-def test_identity_repeats_rows_of_an_identity_that_has_too_few():
-    table = pd.DataFrame({"label": [0, 1, 1, 1]})
-    _, rows = Identity(4, 0, table, identities=2, samples=3).batch(0, 0)
-    assert sorted(rows) == [0, 0, 0, 1, 2, 3]
-
-
 def test_a_torch_sampler_is_drawn_anew_for_every_epoch():
     order = adapt(lambda: torch.utils.data.RandomSampler(range(20)), seed=0, length=20)
     assert isinstance(order, TorchOrder)
@@ -225,20 +219,6 @@ def test_a_persons_own_sampler_is_seeded_and_learns_the_epoch():
     assert Plan(order, 2).steps(2) == 4
     with pytest.raises(ConfigError, match=r"gave row \d, but the dataset has only 2 rows"):
         epoch_of(adapt(OwnSampler, seed=3, length=2))
-
-
-def test_a_batch_sampler_forms_its_own_batches():
-    def factory():
-        order = torch.utils.data.RandomSampler(range(10))
-        return torch.utils.data.BatchSampler(order, batch_size=4, drop_last=False)
-
-    strategy = adapt(factory, seed=0, length=10)
-    assert isinstance(strategy, TorchBatches)
-    batches = batches_of(strategy)
-    assert [len(rows) for _, rows in batches] == [4, 4, 2]
-    assert np.concatenate([positions for positions, _ in batches]).tolist() == list(range(10))
-    assert sorted(np.concatenate([rows for _, rows in batches])) == list(range(10))
-    assert not np.array_equal(batches[0][1], strategy.batch(1, 0)[1])
 
 
 def test_a_late_batch_of_a_batch_sampler_costs_what_the_first_does():

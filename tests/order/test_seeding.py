@@ -47,23 +47,3 @@ def test_an_error_of_a_batch_that_drew_is_one_of_the_seeded_batch():
             seeding.run(fails)
         assert len(calls) == 1
         assert seeding.run(draws_and_fails) == "made"
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_scope_leaves_the_generators_where_they_stood(kept):
-    def drawn():
-        return [random.gauss(0, 1), np.random.randn(), torch.randn(()).item()]
-
-    seed_global(3)
-    first = drawn() + drawn()
-    for draw in DRAWS.values():
-        seed_global(3)
-        made = drawn() if kept else []
-        with scope():
-            draw()
-            with scope():
-                seed_global(4)
-                drawn()
-            inside = drawn()
-        assert made + drawn() + ([] if kept else drawn()) == first
-        assert inside != first[:3]

@@ -34,7 +34,6 @@ from penstock.transforms.jpeg_header import jpeg_header
 BUILT = native_images.module("jpeg") is not None
 DECODERS = ["pure", pytest.param("native", marks=pytest.mark.skipif(not BUILT, reason="not built"))]
 both = pytest.mark.skipif(not BUILT, reason="the native decoder was not built")
-INSECTS = Path(__file__).parents[2].parent / "shared" / "data" / "hymenoptera"
 
 
 def picture(width=200, height=150, seed=0, mode="RGB"):

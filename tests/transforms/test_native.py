@@ -50,16 +50,9 @@ def pixels(content):
 
 
 def asked(
-    size,
-    region,
-    out,
-    inside=True,
-    orientation=1,
-    flip=False,
-    reduce=False,
-    kind="uint8",
+    size, region, out, inside=True, orientation=1, flip=False, reduce=False, kind="uint8",
     normal=AS_IT_IS,
-):
+):  # fmt: skip
     return [*size, orientation, flip], region, inside, out, kind, reduce, normal
 
 
