@@ -177,6 +177,8 @@ WAYS: dict[str, str] = {
 
 # What a person typed (`key`, `key=value`, `--flag`; "*" ends a prefix) -> what to do instead.
 GONE: dict[str, str] = {
+    "find.since": "the newest runs come first: find.limit=20",
+    "find.command": "pipe the list through grep",
     "distributed.lanes": "leave it out; other ranks round weights differently (docs/resuming.md)",
     "collate.sort": "leave it out; pack_padded_sequence sorts by itself with enforce_sorted=False",
     "limits.batch_bytes": "lower batch.size; limits.pixels and limits.record_bytes bound a sample",

@@ -82,8 +82,6 @@ def test_predictions_are_the_best_the_median_and_the_worst_of_all(faces, reports
         shown = [sample for sample in found["predictions"] if sample["group"] == group]
         assert [sample["row"] for sample in shown] == rows
         assert [s["loss"] for s in shown] == pytest.approx(losses[rows].tolist(), rel=1e-4)
-    quantiles = np.quantile(losses.double().numpy(), (0, 0.5, 0.95, 1))
-    assert found["losses"]["quantiles"] == pytest.approx(quantiles.tolist())
 
 
 def test_a_run_is_the_same_bit_by_bit_with_and_without_a_report(faces, reports, tmp_path, capsys):
@@ -180,6 +178,6 @@ def test_a_stream_has_batches_and_no_predictions(tmp_path, reports, capsys, monk
     assert done.code == 0, done.err
     assert "WARNING" not in done.err
     found = read(tmp_path / "run")
-    assert [len(batch["samples"]) for batch in found["batches"]] == [4, 4]
+    assert [len(batch["samples"]) for batch in found["batches"]] == [6, 6]
     assert all(row["words"].startswith("word ") for row in found["batches"][0]["samples"])
     assert not found["predictions"]

@@ -35,12 +35,6 @@ def test_points_lie_where_they_belong():
     assert places(halved, TRUE).mean(0) == pytest.approx([48, 16], abs=2)
 
 
-def test_68_landmarks_are_the_lines_of_a_face():
-    angles = torch.linspace(0, 3.14, 68)
-    points = 40 + 30 * torch.stack([angles.cos(), angles.sin()], 1)
-    assert len(places(tiles.tile(GREY, Rendered(points=points)), TRUE)) > 68 * 2
-
-
 def test_boxes_are_drawn_with_their_labels():
     box = torch.tensor([[10.0, 20.0, 50.0, 60.0]])
     view = Rendered(boxes=box, predicted_boxes=box + 10, predicted_labels=["cat"])

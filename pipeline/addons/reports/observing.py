@@ -72,11 +72,8 @@ class Shown(Observer):
             "median": rows[order[first : min(first + each, last)]],
             "worst": rows[order[last:][::-1]],
         }
-        finite, epoch = losses[np.isfinite(losses)], int(record["epoch"])
-        quantiles = np.quantile(finite, (0, 0.5, 0.95, 1)).tolist() if len(finite) else [0.0] * 4
-        ranks = self.fit.group.world.size
-        facts = {"epoch": epoch, "samples": count, "quantiles": quantiles, "ranks": ranks}
-        self.by_epoch[epoch] = groups, facts
+        epoch, ranks = int(record["epoch"]), self.fit.group.world.size
+        self.by_epoch[epoch] = groups, {"epoch": epoch, "samples": count, "ranks": ranks}
 
     def on_done(self) -> None:
         from penstock.addons.reports import samples, tiles

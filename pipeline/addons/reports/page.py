@@ -2,7 +2,6 @@
 
     Section("Curves", body)            a heading and what is below it
     render(title, kind, lead, sections, foot) -> str
-    write(path, page)
     table, chart, facts, command, paragraph, together, part(macro, ...) -> Markup
 
 Every text is escaped, unless it is `Markup` that one of these functions returned; control
@@ -25,7 +24,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import penstock
-from penstock.files.disk import write_atomically
 from penstock.terminal import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -72,12 +70,6 @@ def render(title: str, kind: str, lead: Markup, sections: Sequence[Section], foo
             version=penstock.__version__,
         )
     )
-
-
-def write(path: Path, page: str) -> Path:
-    """Write a page, and return its path; raises DiskError."""
-    write_atomically(path, page.encode(errors="backslashreplace"))
-    return path
 
 
 def table(

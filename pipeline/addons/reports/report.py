@@ -13,6 +13,7 @@ from penstock.addons.reports import page, run_page, verdict
 from penstock.addons.reports.page import Section
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
+from penstock.files.disk import write_atomically
 from penstock.runs.only_shown import only_shown, reason
 from penstock.runs.run import Run
 from penstock.terminal import put, say
@@ -38,7 +39,13 @@ def run(config: Config) -> None:
 
 def save(record: Run) -> Path:
     """Write the report of a run, and return its path; raises DiskError."""
-    return page.write(record.path / NAME, make(record))
+    return write(record.path, make(record))
+
+
+def write(folder: Path, html: str) -> Path:
+    """Write a report into a folder, and return its path; raises DiskError."""
+    write_atomically(folder / NAME, html.encode(errors="backslashreplace"))
+    return folder / NAME
 
 
 def make(record: Run) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import yaml
 from markupsafe import Markup
 
@@ -36,13 +35,10 @@ from penstock.addons.reports.verdict import baseline_of
 from penstock.runs.run import Run
 
 FACTS = "report/facts.json"  # which samples.py writes
-MADE = "made by the model"  # the group of images that are no row's
 Sample = dict[str, Any]  # row, path, truth, predicted, wrong, words, uri, group, loss
 
 _MOST_CURVES = 8  # of the classes of a metric
-_MOST_STEPS = 10_000  # of a curve, before it is thinned
 _MOST_ROWS = 200  # of a table
-_NAMED = 20  # samples that were left out
 _SHAPES = {"clips": "strips", "signals": "wide-ones", "views": "wide-ones"}
 
 
@@ -51,13 +47,12 @@ def curves(run: Run) -> Section | None:
     last = furthest(run)
     if last is None:
         return None
-    charts, marks, sentences = [], [], []
+    charts, marks = list[Markup](), []
     if len(run.metrics) > 1 and (at := number(run.manifest.get("best"), "step")) is not None:
         marks.append((at, "best"))
     ends = dict(zip(column(run.metrics, "epoch"), column(run.metrics, "step"), strict=True))
     accumulate = number(run.config.get("trainer"), "accumulate") or 1
     for epoch, step in (start["at"] for start in run.sessions[1:] if start.get("at")):
-        sentences.append(f"resumed at epoch {epoch}, step {step}")
         marks.append((ends.get(epoch - 1, 0) + step / accumulate, "resumed"))
     axis: dict[str, Any] = {"x_label": "optimizer steps", "span": (0, last["step"]), "marks": marks}
     names = [name for name in run.metrics.columns if name.startswith("val/") and name != "val/loss"]
@@ -78,15 +73,13 @@ def curves(run: Run) -> Section | None:
         return curve(label, x, column(rows, name), notes, **style)
 
     own = [line("train/loss", "training", color=COLORS[1]), line("val/loss", "validation")]
-    values = [value for one in own for value in one["y"]]
-    wide = bool(values) and min(values) > 0 and max(values) > 20 * min(values)
     fine = line("train/loss", "between two logs", run.logs, color=MUTED, thin=True)
     if run.ledger is not None:
         epochs, steps = run.ledger["epoch"].tolist(), run.ledger["step"].tolist()
         x = [ends.get(e - 1, 0) + (s + 1) / accumulate for e, s in zip(epochs, steps, strict=True)]
         notes = (f"epoch {e}, step {s}" for e, s in zip(epochs, steps, strict=True))
         fine = curve("each step", x, run.ledger["loss"], notes, color=MUTED, thin=True)
-    charts.append(chart("Loss", [fine, *own], True, log=wide, levels=levels_of("loss"), **axis))
+    charts.append(chart("Loss", [fine, *own], True, levels=levels_of("loss"), **axis))
     for title, labels in panels.items():
         shown = list(labels.items())[:_MOST_CURVES]
         more = f" ({len(shown)} of {len(labels)} classes)" if len(labels) > len(shown) else ""
@@ -96,8 +89,8 @@ def curves(run: Run) -> Section | None:
     charts.append(
         chart("Learning rate", [line("lr", "learning rate", rates, color=COLORS[2])], **axis)
     )
-    columns = ["epoch", "step", "train/loss", "val/loss", *names, "lr", "seconds"]
-    columns = [name for name in columns if name in run.metrics]
+    wanted = ("epoch", "step", "train/loss", "val/loss", *names, "lr", "seconds")
+    columns = [name for name in wanted if name in run.metrics]
     rows = [
         [value if name in ("epoch", "step") else numeral(value) for name, value in row.items()]
         for row in run.metrics[columns].tail(_MOST_ROWS).to_dict("records")
@@ -106,10 +99,8 @@ def curves(run: Run) -> Section | None:
     return Section(
         "Curves",
         page.together(
-            table if len(rows) == 1 else None,
             page.part("charts", charts),
-            page.part("listed", sentences) if sentences else None,
-            page.part("folded", "The numbers, epoch by epoch", table) if len(rows) > 1 else None,
+            page.part("folded", "The numbers, epoch by epoch", table),
         ),
     )
 
@@ -128,8 +119,7 @@ def lines_of(sample: Sample) -> list[str]:
         lines.append(f"{'not' if wrong else 'true'} {truth}")
     if sample.get("loss") is not None:
         lines.append(f"loss {sample['loss']:.3g}")
-    if sample.get("group") != MADE:
-        lines.append(f"row {sample['row']}" + (f", {sample['words']}" if sample["words"] else ""))
+    lines.append(f"row {sample['row']}" + (f", {sample['words']}" if sample["words"] else ""))
     return lines
 
 
@@ -188,11 +178,10 @@ def starts(run: Run) -> Section | None:
     rows = []
     for session in run.sessions[-_MOST_ROWS:]:
         began, ended, at = moment(session, "started"), moment(session, "ended"), session.get("at")
-        is_last = session is run.sessions[-1]
         rows.append(
             (
                 clock(session, "started"),
-                session.get("status") or (run.state if is_last else "killed"),
+                session.get("status") or (run.state if session is run.sessions[-1] else "killed"),
                 duration((ended - began).total_seconds()) if began and ended else "–",
                 session.get("world", 1),
                 f"epoch {at[0]}, step {at[1]}" if at else "the beginning",
@@ -202,66 +191,17 @@ def starts(run: Run) -> Section | None:
     head = ("start", "ended as", "took", "ranks", "from", "reason")
     table = page.table("Every start of the run", head, rows, (2, 3))
     deaths = int(np.nansum(column(run.metrics, "worker_deaths")))
-    died = f"{counted(deaths, 'worker')} died and were replaced; no batch differs by that."
-    trained = f"{duration(seconds_of(run))} of training in finished epochs."
-    lines = [trained, died if deaths else "No worker died."]
+    lines = [
+        f"{duration(seconds_of(run))} of training in finished epochs.",
+        f"{counted(deaths, 'worker')} died and were replaced; no batch differs by that."
+        if deaths
+        else "No worker died.",
+    ]
     return (
         Section("Starts and stops", page.together(table, page.part("listed", lines)))
         if rows
         else None
     )
-
-
-_AROUND = 25  # steps on each side that a step is compared with
-_OUTLYING = 5.0  # deviations from which on a loss is a spike
-_MOST_SPIKES = 8
-
-
-def spikes_of(ledger: pd.DataFrame) -> pd.DataFrame:
-    """The steps whose loss is far above that of the steps around, the farthest first; `times` the
-    median of these.
-
-    A loss is compared with the median around it, since losses fall; the deviation is the median
-    one of all steps, times 1.4826, as that of normal noise.
-    """
-    loss, width = ledger["loss"].to_numpy(float), 2 * _AROUND + 1
-    if len(loss) < width:
-        return ledger[:0]
-    windows = np.lib.stride_tricks.sliding_window_view(loss, width)[:: max(1, len(loss) // 50_000)]
-    usual = np.interp(
-        np.arange(len(loss)),
-        np.linspace(_AROUND, len(loss) - 1 - _AROUND, len(windows)),
-        np.median(windows, axis=1),
-    )
-    above = loss - usual
-    inner = above[_AROUND:-_AROUND]  # at the ends, a falling loss is above or below the median
-    deviation = 1.4826 * float(np.median(np.abs(inner - np.median(inner))))
-    above[:_AROUND] = 0
-    far = np.flatnonzero(np.isfinite(above) & (above > _OUTLYING * max(deviation, 1e-12)))
-    far = far[np.argsort(-above[far], kind="stable")][:_MOST_SPIKES]
-    return ledger.assign(times=loss / usual).iloc[far]
-
-
-def spikes(run: Run) -> Section | None:
-    """A table of spikes with the command that makes the first one's batch again."""
-    if run.ledger is None or not len(found := spikes_of(run.ledger)):
-        return None
-    rows = [
-        (
-            f"epoch {one['epoch']}, step {one['step']}",
-            numeral(one["loss"]),
-            f"{one['times']:.2f}",
-            one["samples"],
-        )
-        for one in found.to_dict("records")
-    ]
-    caption = f"Steps whose loss is far above that of the {2 * _AROUND} steps around"
-    table = page.table(
-        caption, ("address", "loss", "times their median", "samples"), rows, (1, 2, 3)
-    )
-    what, first = "The first one's batch, made again with its rows:", found.iloc[0]
-    line = replay(run, int(first["epoch"]), int(first["step"]))
-    return Section("Spikes", page.together(table, page.command(line, what)))
 
 
 def data(run: Run) -> Section:
@@ -270,10 +210,11 @@ def data(run: Run) -> Section:
     rows = [(one["name"], one["dataset"], one["rows"], one["fingerprint"]) for one in splits]
     head = ("split", "dataset", "rows", "fingerprint")
     parts = [page.table("Splits", head, rows, [2]) if rows else None]
+    # Of 10,000 unreadable files the first ones tell the cause; the page must stay one to open.
     left_out, order = run.left_out, run.manifest.get("order")
     if len(left_out):
-        lines = left_out[["split", "index", "path", "cause"]].head(_NAMED).to_numpy().tolist()
-        more = f"; the first {_NAMED} of quarantine.csv" if len(left_out) > _NAMED else ""
+        lines = left_out[["split", "index", "path", "cause"]].head(_MOST_ROWS).to_numpy().tolist()
+        more = f"; the first {_MOST_ROWS} of quarantine.csv" if len(left_out) > _MOST_ROWS else ""
         caption = f"Left out, as they could not be read: {counted(len(left_out), 'sample')}{more}"
         parts.append(page.table(caption, ("split", "row", "file", "cause"), lines, [1]))
     else:
@@ -302,7 +243,7 @@ def samples(run: Run) -> Section | None:
     groups: dict[str, list[Sample]] = {}
     for sample in facts["predictions"]:
         groups.setdefault(sample["group"], []).append(sample)
-    if groups and MADE not in groups:
+    if groups:
         parts += [_heading("h3", "Predictions of validation"), page.paragraph(_chosen(facts))]
     for group, chosen in groups.items():
         parts += [_heading("h4", group.capitalize()), _shown(chosen, kind)]
@@ -318,13 +259,10 @@ def _chosen(facts: dict[str, Any]) -> str:
     text = " Truth that is drawn is green, and predictions are orange; a true mask is left." * drawn
     if not (losses := facts["losses"]):
         return f"Evenly spaced samples, because this objective has no per-sample loss.{text}"
-    least, median, high, most = (numeral(value, 3) for value in losses["quantiles"])
     ranks = f", the first of {losses['ranks']} ranks' share" if losses["ranks"] > 1 else ""
-    return (
-        f"Chosen by their loss in the validation of epoch {losses['epoch']}: of "
-        f"{losses['samples']:,} samples{ranks}, half have a loss below {median}, 95 % below "
-        f"{high}; the least is {least}, the largest {most}.{text}"
-    )
+    count = f"{losses['samples']:,} samples{ranks}"
+    where = f"in the validation of epoch {losses['epoch']}"
+    return f"Chosen by their loss among {count}, {where}.{text}"
 
 
 def _shown(samples: list[Sample], kind: str) -> Markup:
@@ -357,7 +295,6 @@ SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     settings,
     time_spent,
     samples,
-    spikes,
     data,
     starts,
 )

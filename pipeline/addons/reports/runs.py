@@ -1,6 +1,6 @@
 """`task=runs`: the runs below some folders, a line each: state, start, progress, best, command.
 
-    python run.py task=runs find.state=[failed,preempted] find.since=2d find.sort=best
+    python run.py task=runs find.state=[failed,preempted] find.sort=best find.limit=20
 
 Cost: 3 ms a run; torch is not imported.
 """
@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
-
-import pandas as pd
 
 from penstock import program
 from penstock.addons.reports.values import column, finite, moment
@@ -44,7 +42,6 @@ class Row(NamedTuple):
     metric: str = ""
     best: float | None = None
     is_max: bool = False
-    command: str = ""
     words: str = ""
 
     @classmethod
@@ -68,7 +65,6 @@ class Row(NamedTuple):
                 metric,
                 best,
                 is_max,
-                command,
                 program.joined(typed) or command[:_LONGEST],
             )
         except (PenstockError, OSError, ValueError, TypeError, KeyError) as error:
@@ -79,7 +75,7 @@ def run(config: Config) -> None:
     """List the runs below `config.runs`, by default those of FOLDERS.
 
     Raises:
-        ConfigError: a folder is missing, or `find.since` is no time.
+        ConfigError: a folder is missing.
     """
     below = [Path(run) for run in config.runs or FOLDERS]
     for folder in below:
@@ -101,19 +97,16 @@ def put_runs(
     below: Sequence[Path],
     /,
     state: State | list[State] | None = None,
-    since: str | None = None,
-    command: str | None = None,
     sort: Literal["started", "best"] = "started",
     limit: Count | None = 50,
 ) -> None:
     """List the runs below some folders that the section `find` asks for.
 
     Args:
-        state, since, command: which ones; see `conf/task/runs.yaml`.
+        state: which ones; None: all.
         sort: the newest first, or the best.
         limit: lines at most.
     """
-    first = _since(since)
     folders = list(dict.fromkeys(path for folder in below for path in find(folder)))
     read = map(Row.read, folders)
     all_rows = list(watched(read, len(folders), "reading runs"))
@@ -121,29 +114,13 @@ def put_runs(
         row
         for row in all_rows
         if state is None or row.state in ([state] if isinstance(state, str) else state)
-        if first is None or (row.started is not None and row.started >= first)
-        if command is None or command in row.command
     ]
     chosen.sort(key=lambda row: row.started.timestamp() if row.started else 0.0, reverse=True)
     shown = (sorted(chosen, key=_place) if sort == "best" else chosen)[:limit]
     if shown:
         rows = [("state", "started", "epochs", "steps", "best", "folder", "command")]
         put_rows([*rows, *map(_cells, shown)])
-    sentence = f"{len(shown)} of {len(all_rows)} runs below {' and '.join(map(str, below))}"
-    left_out = len(chosen) - len(shown)
-    say(sentence + (f"; {left_out} more by find.limit=null" if left_out else ""))
-
-
-def _since(text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        if text[-1:] in "mhdw":
-            return datetime.now().astimezone() - pd.Timedelta(text).to_pytimedelta()
-        return datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError):
-        reason = f"{text!r} is no time; give a span (30m, 12h, 2d, 1w) or a date (2026-11-22)"
-        raise ConfigError(Problem("find.since", reason)) from None
+    say(f"{len(shown)} of {len(all_rows)} runs below {' and '.join(map(str, below))}")
 
 
 def _place(row: Row) -> tuple[bool, str, float]:

@@ -1,9 +1,8 @@
 """What only the process of a run knows of its data, for the report: RUN/report/facts.json.
 
 It holds the splits, the first batches of training and predictions of validation, with small images.
-Batches are made again from their addresses, as `task=replay` does, and only their first rows: a
-sample depends on its own key alone. The run has made its last step by then, and generators are put
-back.
+Batches are made again from their addresses, as `task=replay` does. The run has made its last step
+by then, and generators are put back. Cost: two batches of training and 12 rows of validation.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import base64
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.addons.reports import tiles
-from penstock.addons.reports.run_page import FACTS, MADE, Sample
+from penstock.addons.reports.run_page import FACTS, Sample
 from penstock.build.data import DataParts, Split
 from penstock.files.disk import prepare, write_atomically
 from penstock.loading.bad_samples import path_of
@@ -91,33 +89,26 @@ def predictions(
         request = split.plan.rows(np.array([*by_row], np.int64))
         batch = split.fetch()(request).to(device)
         losses, outputs = objective.to(device).measure(model.eval(), batch)
-    shown = getattr(getattr(objective, "own", objective), "shown", None)
-    if shown is not None:  # an objective whose model makes images
-        made = list(shown(outputs, batch))[:_SPREAD]
-        drawn = [_uri(tiles.tile(image, Rendered())) for image in made]
-        return [{"row": row, "group": MADE, "uri": uri} for row, uri in enumerate(drawn)]
     places, of_rows = objective.by_sample(losses, batch) if losses is not None else ((), ())
-    by_place = {int(place): float(loss) for place, loss in zip(places, of_rows, strict=True)}
+    by_place = dict(zip(map(int, places), map(float, of_rows), strict=True))
     samples = _samples(split, objective, batch, outputs)
     for place, sample in samples.items():
-        loss = by_place.get(place)
-        finite = loss if loss is not None and np.isfinite(loss) else None
-        sample |= {"group": by_row[sample["row"]], "loss": finite}
+        sample |= {"group": by_row[sample["row"]], "loss": by_place.get(place)}
     return list(samples.values())
 
 
 def draw_batch(split: Split, batch: Batch, folder: Path) -> Path | None:
     """A sheet of a batch of images with their landmarks, or of clips, as batch.png; else None."""
-    name = next((name for name in ("video", "image") if name in batch), "")
-    images = batch.get(name)
-    if not is_images(images) and not is_clips(images):
+    name = next((name for name in batch if is_images(batch[name]) or is_clips(batch[name])), None)
+    if name is None:
         return None
     labels, points = batch.get("label"), batch.get("landmarks")
     sheet = []
     for row, image in enumerate(_as_the_model_saw(split, name, batch)[:_SHEET]):
         view = Rendered(points=None if points is None else points[row])
+        # A class is a number a row; boxes or landmarks in words would fill the sheet.
         label = f": {labels[row].item()}" if isinstance(labels, Tensor) and labels.ndim == 1 else ""
-        tile = tiles.tile(image, view, strip=is_clips(images))
+        tile = tiles.tile(image, view, strip=is_clips(batch[name]))
         sheet.append((tile, [f"{int(batch.indices[row])}{label}"], False))
     return tiles.sheet(sheet, folder / "batch.png")
 
@@ -132,49 +123,34 @@ def _generators() -> Iterator[None]:
 
 
 def _batches(split: Split, objective: Objective) -> Iterator[dict[str, Any]]:
-    """The first batches of epoch 0 as the model got them, up to `_ROWS` rows of each.
-
-    A few more where a transform needs groups of them.
-    """
+    """The first batches of epoch 0 as the model got them, a few rows of each."""
     fetch, plan = split.fetch(), split.plan
     steps = plan.limit(0)
     for step in range(_BATCHES if steps is None else min(_BATCHES, steps)):
-        if isinstance(plan, StreamPlan):
-            request: Any = plan.request(0, step, 0, -(-plan.batch_size // _ROWS))
-        else:
-            whole = plan.request(0, step)
-            count = min(-(-_ROWS // plan.together) * plan.together, len(whole))
-            request = replace(
-                whole,
-                positions=whole.positions[:count],
-                indices=whole.indices[:count],
-                valid=min(whole.valid, count),
-                total=len(whole),
-                parts=None if whole.parts is None else whole.parts[:count],
-            )
-        batch = fetch(request)
+        # All rows are made, though few are shown: a batch transform may mix any two of them.
+        batch = fetch(plan.request(0, step))
         if isinstance(batch, End):
             return
         yield {
             "epoch": 0,
             "step": step,
-            "rows": batch.request.total or len(batch.request),
+            "rows": len(batch.request),
             "kind": _kind(batch, objective)[0],
-            "samples": list(_samples(split, objective, batch).values()),
+            "samples": list(_samples(split, objective, batch, most=_ROWS).values()),
         }
 
 
 def _samples(
-    split: Split, objective: Objective, batch: Batch, outputs: Any = None
+    split: Split, objective: Objective, batch: Batch, outputs: Any = None, most: int | None = None
 ) -> dict[int, Sample]:
-    """The rows of a batch that are not padding, as they can be shown, by their places in it."""
+    """The first rows of a batch that are not padding, as they can be shown, by their places."""
     kind, field = _kind(batch, objective)
     rendered, about = objective.rendered(batch, outputs), getattr(split.dataset, "about", None)
     images = _as_the_model_saw(split, field, batch) if kind in ("images", "views", "clips") else []
     signals = _unpadded(batch, field) if kind == "signals" else []
     samples = {}
     rows = range(len(batch.indices)) if batch.valid is None else batch.valid.nonzero().flatten()
-    for row in map(int, rows):
+    for row in map(int, rows[:most]):
         index, view, picture, words = int(batch.indices[row]), rendered[row], None, ""
         if view.past is not None:
             picture = tiles.forecast(view)

@@ -10,6 +10,7 @@ Cost: 10 ms a job.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,13 +21,11 @@ from penstock.addons.reports import page, report
 from penstock.addons.reports.page import COLORS, MUTED, Section, chart, curve
 from penstock.addons.reports.values import column, counted, finite, numeral
 from penstock.addons.sweeps.sweep import FINISHED, Job, jobs_of, tables
-from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.errors import PenstockError
 from penstock.runs.folder import MANIFEST
 from penstock.runs.run import Run
 
-_STATES = (*FINISHED, "failed", "preempted", "interrupted", "killed", "running")
 _MOST_COLORED = 6  # jobs
-_MOST_LINES = 200  # jobs in a chart of curves
 
 
 class Sweep(NamedTuple):
@@ -51,20 +50,9 @@ def is_sweep(path: Path) -> bool:
     return not (path / MANIFEST).exists() and any(jobs_of(path))
 
 
-def write(folder: Path, key: str = "runs") -> Path:
-    """Make the report of the sweep in `folder`, and return its path.
-
-    Args:
-        key: of the configuration that names the folder.
-
-    Raises:
-        ConfigError: it is not a sweep's folder.
-        DiskError: the report cannot be written.
-    """
+def write(folder: Path) -> Path:
+    """Make the report of the sweep in `folder`, and return its path; raises DiskError."""
     jobs = jobs_of(folder)
-    if not jobs:
-        reason = f"{folder} is not a sweep's folder: no job has begun in it"
-        raise ConfigError(Problem(key, reason))
     sign = -1 if any(job.manifest.get("mode") == "max" for job in jobs) else 1
     jobs.sort(key=lambda job: math.inf if job.value is None else sign * job.value)
     runs, troubles = dict[str, Run](), {job.name: job.error for job in jobs}
@@ -84,13 +72,13 @@ def write(folder: Path, key: str = "runs") -> Path:
     parts = [section for make in (leaderboard, curves) if (section := report.part_of(make, sweep))]
     foot = f"Made from the files in {folder}; task=report makes it again."
     made = page.render(f"Sweep {folder.name}", "a sweep", _lead(sweep), parts, foot)
-    return page.write(folder / report.NAME, made)
+    return report.write(folder, made)
 
 
 def _lead(sweep: Sweep) -> Markup:
     """How far it came, what was best, and the command that goes on with it."""
-    states = [_state(job) for job in sweep.jobs]
-    undone = [f"{states.count(of)} {of}" for of in _STATES[1:] if of in states]
+    states = [job.status for job in sweep.jobs]
+    undone = [f"{count} {state}" for state, count in Counter(states).items() if state != "done"]
     whole = all(state in FINISHED for state in states)
     state = "running" if "running" in states else "done" if whole else "failed"
     jobs = f"{states.count('done')} of {counted(len(states), 'job')} done; {', '.join(undone)}"
@@ -105,10 +93,6 @@ def _lead(sweep: Sweep) -> Markup:
     return page.together(line, more)
 
 
-def _state(job: Job) -> str:
-    return job.status if job.status in _STATES else "failed"
-
-
 def leaderboard(sweep: Sweep) -> Section:
     """Settings with their repetitions, and jobs; those without a value last, with the reason."""
     others = dict.fromkeys(name for job in sweep.jobs for name in job.metrics)
@@ -119,9 +103,9 @@ def leaderboard(sweep: Sweep) -> Section:
         if (job.path / report.NAME).is_file() and job.path.parent == sweep.path:
             name = Markup('<a href="{0}/{1}">{0}</a>').format(page.shown(job.name), report.NAME)
         own = [job.settings.get(key, "") for key in sweep.varied]
-        values = [numeral(job.metrics[of], 5) if of in job.metrics else "" for of in others]
+        values = [numeral(job.metrics.get(of), 5) for of in others]
         badge = Markup('<span class="state {}">{}</span>').format(
-            _state(job), page.shown(job.status)
+            page.shown(job.status), page.shown(job.status)
         )
         rows.append([name, badge, *own, *values, sweep.troubles[job.name][:300]])
     columns = range(2 + len(sweep.varied), len(head) - 1)
@@ -143,7 +127,7 @@ def curves(sweep: Sweep) -> Section | None:
     metric, charts = sweep.jobs[0].metric.removeprefix("val/"), list[Markup]()
     for name in dict.fromkeys((f"val/{metric}", "val/loss", "train/loss")):
         lines = []
-        for place, job in enumerate(sweep.jobs[:_MOST_LINES]):
+        for place, job in enumerate(sweep.jobs):
             run = sweep.runs.get(job.name)
             if run is not None and len(finite(run.metrics, name)) > 1:
                 named = place < _MOST_COLORED and job.value is not None

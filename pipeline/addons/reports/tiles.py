@@ -32,16 +32,9 @@ _HEIGHT = 80  # pixels of a signal
 _MOST_BOXES = 100
 TRUE, PREDICTED, PAST = "#22e08a", "#ff4b1f", "#8a94a3"
 _COLORS = ("#2f7fd6", "#e0742b", "#2aa876", "#b45fc6")  # legible on white and on black
-_HEAT = (8, 6, 40), (182, 54, 121), (252, 240, 180)  # of least, middle and largest
 _CLASSES = (  # of a mask; the background, 0, is not coloured
     *((230, 25, 75), (60, 180, 75), (67, 99, 216), (255, 225, 25), (245, 130, 49)),
     *((145, 30, 180), (70, 240, 240), (240, 50, 230), (188, 246, 12), (250, 190, 190)),
-)
-# The lines that the 68 iBUG landmarks stand for: of a face and its brows and nose, which are open,
-# and of its eyes and mouth, which are closed.
-IBUG68_LINES = (
-    *(list(range(*ends)) for ends in ((0, 17), (17, 22), (22, 27), (27, 31), (31, 36))),
-    *([*range(*ends), ends[0]] for ends in ((36, 42), (42, 48), (48, 60), (60, 68))),
 )
 
 
@@ -87,13 +80,8 @@ def _marked(image: Image.Image, view: Rendered, at: Array) -> Image.Image:
     pen = ImageDraw.Draw(large)
     for points, color in ((view.points, TRUE), (view.predicted_points, PREDICTED)):
         places = [] if points is None else _scaled(points, at).tolist()
-        if len(places) == 68:
-            for line in IBUG68_LINES:
-                path = [tuple(places[number]) for number in line]
-                pen.line(path, fill=color, width=2 * _FINER, joint="curve")
-        else:
-            for x, y in places:
-                pen.circle((x, y), 2.5 * _FINER, fill=color, outline="black")
+        for x, y in places:
+            pen.circle((x, y), 2 * _FINER, fill=color)
     labels = view.labels if view.predicted_boxes is None else ()
     for boxes, names, color in (
         (view.boxes, labels, TRUE),
@@ -104,7 +92,10 @@ def _marked(image: Image.Image, view: Rendered, at: Array) -> Image.Image:
             if right > left and bottom > top:
                 pen.rectangle((left, top, right, bottom), outline=color, width=2 * _FINER)
                 if names:
-                    font, spot = _font(14 * _FINER), (left + 3 * _FINER, max(top, 0))
+                    font, spot = (
+                        ImageFont.load_default(14 * _FINER),
+                        (left + 3 * _FINER, max(top, 0)),
+                    )
                     pen.rectangle(pen.textbbox(spot, names[number], font), fill=color)
                     pen.text(spot, names[number], "black", font)
     marks = large.resize(image.size, Image.Resampling.BOX)
@@ -130,49 +121,43 @@ def signal(values: Array) -> bytes:
     """A signal [T, F] over time: lines for up to 4 channels, else a heat map."""
     values = np.nan_to_num(values)
     if values.shape[1] <= len(_COLORS):
-        return _encoded(_lines([*zip(values.T, _COLORS, strict=False)], _HEIGHT), "PNG")
+        return _encoded(_lines([*zip(values.T, _COLORS, strict=False)]), "PNG")
     least, most = np.percentile(values, [1, 99])
     shares = ((values - least) / ((most - least) or 1.0)).clip(0, 1).T[::-1]  # lowest at the bottom
-    channels = [np.interp(shares, (0, 0.5, 1), channel) for channel in zip(*_HEAT, strict=True)]
-    heat = Image.fromarray(np.stack(channels, -1).round().astype(np.uint8))
+    heat = Image.fromarray((shares * 255).astype(np.uint8))
     return _encoded(heat.resize((SIDE, _HEIGHT), Image.Resampling.BILINEAR), "JPEG")
 
 
 def forecast(view: Rendered) -> bytes:
     """A series in grey, how it went on in green, and its forecast in orange."""
-    past, future, guess = (
-        np.zeros(0, np.float32) if values is None else values.detach().float().cpu().numpy()
-        for values in (view.past, view.future, view.forecast)
+    values = (view.past, view.future, view.forecast)
+    past, *later = (
+        np.zeros(0, np.float32) if one is None else one.detach().float().cpu().numpy()
+        for one in values
     )
-    gap = np.full(max(len(past) - 1, 0), np.nan, np.float32)
-    length = len(past) + max(len(future), len(guess))
-    lines = [(past, PAST)]
-    lines += [
-        (np.concatenate([gap, past[-1:], values]), color)
-        for values, color in ((future, TRUE), (guess, PREDICTED))
-        if len(values)
-    ]
-    return _encoded(_lines(lines, _HEIGHT, length), "PNG")
+    before = np.full(max(len(past) - 1, 0), np.nan, np.float32)
+    # Both begin at the last value that was known, so that no gap stands between the lines.
+    lines = [np.concatenate([before, past[-1:], one]) for one in later if len(one)]
+    colors = [color for one, color in zip(later, (TRUE, PREDICTED), strict=True) if len(one)]
+    return _encoded(_lines([(past, PAST), *zip(lines, colors, strict=True)]), "PNG")
 
 
-def _lines(
-    lines: Sequence[tuple[Array, str]], height: int, length: int | None = None
-) -> Image.Image:
+def _lines(lines: Sequence[tuple[Array, str]]) -> Image.Image:
     """Values side by side as lines in common axes; what is not a number is a gap."""
-    large = Image.new("RGBA", (SIDE * _FINER, height * _FINER))
-    pen = ImageDraw.Draw(large)
-    every = np.concatenate([values for values, _ in lines] or [np.zeros(0, np.float32)])
+    large = Image.new("RGBA", (SIDE * _FINER, _HEIGHT * _FINER))
+    pen, margin = ImageDraw.Draw(large), 2 * _FINER
+    every = np.concatenate([values for values, _ in lines])
     every = every[np.isfinite(every)]
     least, most = (float(every.min()), float(every.max())) if every.size else (0.0, 0.0)
-    end = max((length or max((len(values) for values, _ in lines), default=0)) - 1, 1)
+    end = max(*(len(values) - 1 for values, _ in lines), 1)
     for values, color in lines:
-        across = 2 * _FINER + np.arange(len(values)) / end * (large.width - 4 * _FINER)
-        down = 2 * _FINER + (large.height - 4 * _FINER) * (most - values) / ((most - least) or 1.0)
-        places = list(zip(across.tolist(), down.tolist(), strict=True))
-        for first, second in pairwise(places):
+        across = margin + np.arange(len(values)) / end * (large.width - 2 * margin)
+        down = margin + (large.height - 2 * margin) * (most - values) / ((most - least) or 1.0)
+        # Pillow draws a line to a place that is not a number as one to the edge.
+        for first, second in pairwise(zip(across.tolist(), down.tolist(), strict=True)):
             if np.isfinite([first[1], second[1]]).all():
-                pen.line([first, second], fill=color, width=2 * _FINER)
-    return large.resize((SIDE, height), Image.Resampling.BOX)
+                pen.line([first, second], fill=color, width=margin)
+    return large.resize((SIDE, _HEIGHT), Image.Resampling.BOX)
 
 
 def sheet(tiles: Sequence[tuple[bytes, Sequence[str], bool]], path: Path) -> Path:
@@ -183,7 +168,7 @@ def sheet(tiles: Sequence[tuple[bytes, Sequence[str], bool]], path: Path) -> Pat
     columns = min(len(shown), max(1, 1010 // width))
     size = columns * (width + 8) + 8, -(-len(shown) // columns) * below + 8
     whole = Image.new("RGB", size, "white")
-    pen, font = ImageDraw.Draw(whole), _font(13)
+    pen, font = ImageDraw.Draw(whole), ImageFont.load_default(13)
     for number, (image, (_, lines, wrong)) in enumerate(zip(shown, tiles, strict=True)):
         left, top = 8 + number % columns * (width + 8), 8 + number // columns * below
         whole.paste(image, (left, top), image)
@@ -195,10 +180,6 @@ def sheet(tiles: Sequence[tuple[bytes, Sequence[str], bool]], path: Path) -> Pat
     kind = "PNG" if path.suffix == ".png" else "JPEG"
     write_atomically(path, _encoded(whole, kind))
     return path
-
-
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size)
 
 
 def _encoded(image: Image.Image, kind: str) -> bytes:

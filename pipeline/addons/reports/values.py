@@ -14,25 +14,16 @@ from penstock import program
 from penstock.config.hydra import of_run
 from penstock.runs.run import Run
 
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-
-def numeral(value: float, digits: int = 4) -> str:
-    """A number with at most so many digits, as a person writes it: 1,300; 0.00105; 2 × 10⁻⁸."""
-    if not math.isfinite(value):
-        return str(value)
-    size = abs(float(f"{value:.{digits - 1}e}"))
-    power = math.floor(math.log10(size)) if size else 0
-    if -4 <= power < 7:
-        return _without_zeros(f"{value:,.{max(digits - 1 - power, 0)}f}")
-    mantissa = _without_zeros(f"{value / 10.0**power:.{digits - 1}f}")
-    ten = f"10{str(power).translate(_SUPERSCRIPTS)}"
-    return {"1": ten, "−1": f"−{ten}"}.get(mantissa, f"{mantissa} × {ten}")
-
-
-def _without_zeros(text: str) -> str:
-    short = text.rstrip("0").rstrip(".") if "." in text else text
-    return "0" if short == "-0" else short.replace("-", "−")
+def numeral(value: float | None, digits: int = 4) -> str:
+    """A number with so many digits at most: 1,300; 0.00105; 2e-08; whole ones up to 10 million;
+    "" for None.
+    """
+    if value is None:
+        return ""
+    # A loss of 12,345 is read faster than 1.234e+04.
+    is_large = 10**digits <= abs(value) < 1e7
+    return f"{value:,.0f}" if is_large else f"{value:,.{digits}g}"
 
 
 def number(values: object, name: str) -> float | None:

@@ -172,25 +172,21 @@ def _bound(run: Run) -> str:
 
 def figures(run: Run) -> list[tuple[str, object, object]]:
     """The most important numbers: name, value, and a note or None."""
-    numbers: list[tuple[str, object, object]] = []
     name, own, constant, epoch = monitored(run)
     speed, waited = weighted(run, "samples_per_second"), weighted(run, "wait_share")
-    if own is not None:
-        numbers.append((f"best {name}", numeral(own), f"in epoch {epoch}"))
-    if constant is not None and own is not None:
-        numbers.append((baseline_of(run), numeral(constant), f"{name} to beat"))
-    if (tested := number((run.manifest.get("test") or {}).get("metrics"), name)) is not None:
-        numbers.append((f"test {name}", numeral(tested), "measured once"))
-    if len(run.metrics):
-        numbers.append(
-            ("epochs", len(run.metrics), counted(int(run.metrics["step"].iloc[-1]), "step"))
-        )
-        numbers.append(("training", duration(seconds_of(run)), None))
-    if speed is not None:
-        numbers.append(("samples per second", f"{speed:,.0f}", None))
-    if waited is not None:
-        numbers.append(("waiting for data", f"{waited:.0%}", "of the training time"))
-    return numbers
+    tested = number((run.manifest.get("test") or {}).get("metrics"), name)
+    steps = int(run.metrics["step"].iloc[-1]) if len(run.metrics) else 0
+    numbers = [
+        (f"best {name}", numeral(own), f"in epoch {epoch}"),
+        (baseline_of(run), "" if own is None else numeral(constant), f"{name} to beat"),
+        # The test split is read once, at the end, so that no choice can have been made by it.
+        (f"test {name}", numeral(tested), "measured once"),
+        ("epochs", len(run.metrics) or "", counted(steps, "step")),
+        ("training", duration(seconds_of(run)) if steps else "", None),
+        ("samples per second", "" if speed is None else f"{speed:,.0f}", None),
+        ("waiting for data", "" if waited is None else f"{waited:.0%}", "of the training time"),
+    ]
+    return [row for row in numbers if row[1]]
 
 
 def to_type(run: Run) -> list[tuple[str, str]]:
@@ -210,16 +206,14 @@ def to_type(run: Run) -> list[tuple[str, str]]:
     lines = []
     if (weighted(run, "wait_share") or 0.0) >= WAITS:
         lines.append((command(run, "task=profile", again=True), "To see where the time goes:"))
-    *_, epoch = monitored(run)
-    if epoch is not None and len(run.metrics) and run.manifest.get("reason") == "max_epochs":
-        last = int(run.metrics["epoch"].iloc[-1])
-        if epoch == last and _improves(run) and is_better(run) and not concern(run):
-            more = command(run, resume, f"trainer.max_epochs={2 * (last + 1)}")
-            lines.append((more, "It was still getting better. To train longer:"))
+    ended = run.manifest.get("reason") == "max_epochs"
+    # A rising metric beside a loss that goes wrong, or one at chance, is not worth more epochs.
+    if ended and _improves(run) and is_better(run) and not concern(run):
+        more = command(run, resume, f"trainer.max_epochs={2 * len(run.metrics)}")
+        lines.append((more, "It was still getting better. To train longer:"))
     if not lines:
-        best = program.override("checkpoint", run.path)
-        again = command(run, "task=validate", best, again=True)
-        lines.append((again, "To measure its best weights again:"))
+        words = "task=validate", program.override("checkpoint", run.path)
+        lines.append((command(run, *words, again=True), "To measure its best weights again:"))
     return lines
 
 
