@@ -120,6 +120,11 @@ def test_a_state_of_other_addresses_is_refused():
         loader.load_state_dict({**state, "version": 9})
 
 
+def test_threads_that_deliver_out_of_order_deliver_every_address():
+    batches = toy.loader(Options("thread", 2, in_order=False))
+    assert sorted(batch.request.step for batch in batches) == list(range(5))
+
+
 class Broken:
     """Fails on row 7."""
 

@@ -61,6 +61,7 @@ def test_a_share_is_of_the_epoch_or_of_the_samples_so_far(length, allowed):
     with pytest.raises(DataError, match=rf"allows {allowed}:") as caught:
         budget.add(8, bad[:1])
     assert f"({'16 so far' if length is None else length} samples)" in str(caught.value)
+    assert str(caught.value).count(": bad\n") == min(allowed + 1, 5)
 
 
 def test_an_error_names_its_transform():
