@@ -17,19 +17,10 @@ from penstock.runs.run import Run
 from tests.program import run
 
 FIT = (
-    "dataset.count=42",
-    "dataset.size=32",
-    "batch.size=8",
-    "model.width=4",
-    "loader=debug",
-    "trainer.max_epochs=2",
-    "trainer.digest=true",
-    "trainer.ledger=true",
-    "trainer.progress=none",
-    "trainer.pictures=false",
-    "trainer.baseline=false",
-    "tracker=none",
-)
+    "dataset.count=42 dataset.size=32 batch.size=8 model.width=4 loader=debug "
+    "trainer.max_epochs=2 trainer.digest=true trainer.ledger=true trainer.progress=none "
+    "trainer.pictures=false trainer.baseline=false tracker=none"
+).split()
 NOTHING, ROUNDING, RESULTS, VALIDATION, WEIGHTS, TRAINING, BATCHES, DATA = Effect
 
 

@@ -12,7 +12,7 @@ from penstock.config.targets import make
 from penstock.errors import ConfigError
 from penstock.order.samplers import Bucket, Random, Sequential, Weighted
 from penstock.order.torch_samplers import TorchBatches, TorchOrder
-from penstock.training.step import Optimizers, warmup_steps, with_warmup
+from penstock.training.step import Optimizers, warmup_steps
 from tests import own_parts
 from tests.config.test_rules import OWN
 
@@ -105,12 +105,6 @@ def test_a_dataset_gets_its_split_and_is_made_once():
     assert run.data.train.dataset is run.data.train.dataset
 
 
-def test_a_dataset_for_each_split():
-    node = "{{_target_:tests.own_parts.Unsplit,size:{}}}"
-    run = parts(f"dataset={node.format(5)}", f"data.val_dataset={node.format(3)}")
-    assert (len(run.data.train.dataset), len(run.data.val.dataset)) == (5, 3)
-
-
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("overrides", "kind"),
@@ -123,11 +117,10 @@ def test_a_dataset_for_each_split():
         (["sampler._target_=torch.utils.data.SequentialSampler"], TorchOrder),
         (["sampler._target_=tests.own_parts.Backwards"], TorchOrder),
         (
-            [
-                "sampler._target_=torch.utils.data.BatchSampler",
-                "+sampler.drop_last=true",
-                "+sampler.sampler={_target_:torch.utils.data.RandomSampler}",
-            ],
+            (
+                "sampler._target_=torch.utils.data.BatchSampler +sampler.drop_last=true "
+                "+sampler.sampler={_target_:torch.utils.data.RandomSampler}"
+            ).split(),
             TorchBatches,
         ),
     ],
@@ -297,9 +290,3 @@ def test_warm_up_in_steps_or_as_a_share():
     assert warmup_steps(7, 100) == 7
     with pytest.raises(ConfigError, match=r"^schedule.warmup: 100 of 100 steps leave none"):
         warmup_steps(100, 100)
-
-
-def test_no_warm_up_leaves_the_scheduler_alone():
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    main = with_warmup(optimizer, 0, lambda o: torch.optim.lr_scheduler.StepLR(o, 3))
-    assert isinstance(main, torch.optim.lr_scheduler.StepLR)

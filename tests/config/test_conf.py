@@ -92,22 +92,3 @@ def test_every_group_is_in_the_defaults_list():
 
 def test_every_task_has_a_file():
     assert {path.stem for path in (CONF / "task").glob("*.yaml")} == set(TASKS)
-
-
-@pytest.mark.one_in(9)
-@pytest.mark.parametrize(
-    "sampler", ["sequential", "random", "weighted", "subset", "bucket", "identity"]
-)
-@pytest.mark.parametrize("loader", ["default", "fast", "debug", "threads"])
-def test_every_sampler_goes_with_every_loader(sampler, loader):
-    compose("dataset=sequences", f"sampler={sampler}", f"loader={loader}", "task=digest")
-
-
-def test_a_recipe_is_laid_over_its_dataset():
-    config = compose("experiment=sequences", "trainer.max_epochs=2")
-    assert config.sampler["_target_"] == "penstock.order.samplers.Bucket"
-    assert config.collate["_target_"] == "penstock.loading.collate.Pad"
-    assert config.trainer.max_epochs == 2
-    config = compose("experiment=sequences", "sampler=random", "collate=list")
-    assert config.sampler["_target_"] == "penstock.order.samplers.Random"
-    assert config.collate["_target_"] == "penstock.loading.collate.List"

@@ -31,17 +31,11 @@ from tests.own_parts import NUMBERS, Numbers
 NOTHING, ROUNDING, RESULTS, VALIDATION, WEIGHTS, TRAINING, BATCHES, DATA = Effect
 HERE = "tests.config.test_effects_of_keys"
 
-QUIET = [
-    "tracker=none",
-    "trainer.max_epochs=2",
-    "trainer.device=cpu",
-    "batch.size=4",
-    "trainer.pictures=false",
-    "trainer.report=false",
-    "trainer.progress=none",
-    "trainer.checkpoint.keep_last=9",
-    "trainer.checkpoint.every_steps=1",
-]
+QUIET = (
+    "tracker=none trainer.max_epochs=2 trainer.device=cpu batch.size=4 trainer.pictures=false "
+    "trainer.report=false trainer.progress=none trainer.checkpoint.keep_last=9 "
+    "trainer.checkpoint.every_steps=1"
+).split()
 IN_MAIN = ["loader.backend=main", "loader.num_workers=0"]
 IN_WORKERS = ["loader.backend=process", "loader.num_workers=2"]
 SMALL = [f"+transform.{split}.small._target_={HERE}.Small" for split in ("train", "val")]
@@ -220,11 +214,7 @@ ROWS = {
         ("skip", "substitute"), "pictures", words=["limits.pixels=300", "bad_samples.budget=1.0"]
     ),
     "bad_samples.budget": Row(("0.9", "0.95"), "pictures", words=[*SKIP, "limits.pixels=300"]),
-    "bad_samples.quarantine": Row(
-        ("null", "bad.csv"),
-        "pictures",
-        words=SKIP,
-    ),
+    "bad_samples.quarantine": Row(("null", "bad.csv"), "pictures", words=SKIP),
     "limits.record_bytes": Row(("100000", "900"), "pictures", words=SKIP),
     "limits.pixels": Row(("1000", "300"), "pictures", words=SKIP),
     "limits.files": Row(("1000", "2000"), "pictures", words=SKIP, rounds=SHOWS),
@@ -311,11 +301,7 @@ MORE = {
     ),
     "batch.tail, nothing left": (
         "batch.tail",
-        Row(
-            ("keep", "pad"),
-            words=["dataset.size=12"],
-            rounds="there is no smaller batch",
-        ),
+        Row(("keep", "pad"), words=["dataset.size=12"], rounds="there is no smaller batch"),
     ),
     "limits.pixels, which ends the run": (
         "limits.pixels",
@@ -503,8 +489,7 @@ TIERS = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=TIERS.get(name, [pytest.mark.stress])) for name in CASES],
+    "name", [pytest.param(name, marks=TIERS.get(name, [pytest.mark.stress])) for name in CASES]
 )
 def test_what_differs_is_what_the_key_says(name, capsys):
     key, row = CASES[name]

@@ -10,8 +10,6 @@ from penstock.config.identity import leaves
 from tests.config.test_conf import FILES, NEEDS
 from tests.own_parts import NUMBERS
 
-TRAINS = "# @package _global_\n"
-
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
@@ -82,12 +80,3 @@ def test_a_dataset_of_ones_own_sets_any_key(own, key, value):
     assert whole[key] == value
     last = {"sampler._target_": "sampler=sequential"}.get(key, f"{key}={value}")
     made("dataset=mine", last)  # and the command line still wins
-
-
-def test_an_experiment_is_laid_over_it(own):
-    write, made = own
-    write("dataset/mine", NUMBERS + "seed: 7\ntrainer: {max_epochs: 3}\n")
-    write("experiment/laid", TRAINS + "defaults: [override /dataset: mine]\nseed: 8\n")
-    config = made("experiment=laid")
-    assert (config.seed, config.trainer.max_epochs) == (8, 3)
-    assert made("experiment=laid", "seed=9").seed == 9

@@ -30,12 +30,3 @@ def test_a_file_of_another_collate_function_never_remains():
 
 
 # hydra's name for the folder of a run
-
-
-def test_hydras_folder_in_a_file_is_the_runs(tmp_path):
-    (tmp_path / "experiment").mkdir()
-    text = "# @package _global_\nhydra: {run: {dir: 'filed/${hydra.job.name}'}}\n"
-    (tmp_path / "experiment/filed.yaml").write_text(text)
-    words = ["experiment=filed", "hydra.job.name=mine"]
-    assert penstock.compose(*words, config_dir=str(tmp_path)).run_dir == "filed/mine"
-    assert penstock.compose(*words, "run_dir=x", config_dir=str(tmp_path)).run_dir == "x"

@@ -39,6 +39,9 @@ def test_classes(classes):
     assert isinstance(sample["target"], int)
     assert train.facts == {"num_features": 6, "num_classes": 3, "num_outputs": 3}
     assert train.classes == ["0", "1", "2"]
+    assert tuple(train.metadata.columns) == Arrays.columns
+    assert train.metadata["row"].tolist() == train.rows.tolist()
+    assert train.metadata["label"].tolist() == [one["target"] for one in train]
 
 
 def test_named_classes(classes):
@@ -57,13 +60,7 @@ def test_values(values):
     assert sample["target"].shape == (2,)
     assert data.facts == {"num_features": 4, "num_outputs": 2}
     assert data.classes == []
-
-
-def test_one_value_a_row(tmp_path):
-    data = Arrays(str(write(tmp_path, np.zeros((4, 2)), np.arange(4.0))), val_fraction=0.0)
-    assert data[3]["target"].shape == ()
-    assert data[3]["target"] == 3.0
-    assert data.facts["num_outputs"] == 1
+    assert list(data.metadata.columns) == ["row"]
 
 
 def test_a_batch_at_once_is_bit_equal(classes):
@@ -73,18 +70,6 @@ def test_a_batch_at_once_is_bit_equal(classes):
     for place, one in enumerate([data[row] for row in rows]):
         assert torch.equal(one["input"], together["input"][place])
         assert one["target"] == together["target"][place]
-
-
-def test_metadata(classes, tmp_path):
-    data = Arrays(str(classes))
-    table = data.metadata
-    assert tuple(table.columns) == Arrays.columns
-    assert table["row"].tolist() == data.rows.tolist()
-    assert table["label"].tolist() == [data[index]["target"] for index in range(len(data))]
-
-
-def test_metadata_of_values(values):
-    assert list(Arrays(str(values)).metadata.columns) == ["row"]
 
 
 @pytest.mark.parametrize(
@@ -133,25 +118,6 @@ def test_large_files_are_sampled(tmp_path):
     assert Arrays(str(write(tmp_path, inputs, np.zeros(3000, int)))).fingerprint != before
 
 
-def refused(folder, match):
-    with pytest.raises(DataError, match=match):
-        Arrays(str(folder))
-
-
-def test_missing_files(tmp_path):
-    refused(tmp_path / "none", r"dataset\.root: .*is missing")
-    refused(tmp_path, r"dataset\.inputs: .*inputs\.npy' cannot be read: No such file")
-
-
-def test_different_lengths(tmp_path):
-    refused(write(tmp_path, np.zeros((5, 2)), np.zeros(4, int)), "has 5 rows and .* 4: both need")
-
-
-def test_a_negative_label(tmp_path):
-    targets = np.array([0, 1, -1, 2])
-    refused(write(tmp_path, np.zeros((4, 2)), targets), r"targets\.npy', row 2: label -1")
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_value_that_is_not_finite(values, bad):
     data = Arrays(str(values))
@@ -167,17 +133,29 @@ def test_a_value_that_is_not_finite(values, bad):
     assert data[4]["input"].shape == (3, 4)
 
 
-def test_text_and_no_rows_are_refused(tmp_path):
-    refused(write(tmp_path, np.array(["a", "b"]), np.zeros(2)), "holds <U1; save numbers")
-    refused(write(tmp_path, np.zeros((0, 3)), np.zeros(0)), r"shape \(0, 3\): it has no rows")
-    refused(write(tmp_path, np.zeros(()), np.zeros(0)), r"shape \(\): it has no rows")
+@pytest.mark.parametrize(
+    ("inputs", "targets", "message"),
+    [
+        (np.zeros((5, 2)), np.zeros(4, int), "has 5 rows and .* 4: both need"),
+        (np.zeros((4, 2)), np.array([0, 1, -1, 2]), r"targets\.npy', row 2: label -1"),
+        (np.array(["a", "b"]), np.zeros(2), "holds <U1; save numbers"),
+        (np.zeros((0, 3)), np.zeros(0), r"shape \(0, 3\): it has no rows"),
+        (np.zeros(()), np.zeros(0), r"shape \(\): it has no rows"),
+    ],
+)
+def test_arrays_that_are_no_dataset(inputs, targets, message, tmp_path):
+    with pytest.raises(DataError, match=message):
+        Arrays(str(write(tmp_path, inputs, targets)))
 
 
-def test_damaged_files_are_refused(classes):
-    content = (classes / "inputs.npy").read_bytes()
-    (classes / "inputs.npy").write_bytes(content[:-40])
-    refused(classes, r"inputs\.npy' cannot be read: it is no \.npy file")
-    (classes / "inputs.npy").write_bytes(b"no array at all")
-    refused(classes, r"inputs\.npy' cannot be read: it is no \.npy file")
-    (classes / "inputs.npy").write_bytes(b"")
-    refused(classes, r"inputs\.npy' cannot be read: it is no \.npy file")
+def test_files_that_are_missing_or_damaged(classes):
+    path = classes / "inputs.npy"
+    for content in (path.read_bytes()[:-40], b"no array at all", b""):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"inputs\.npy' cannot be read: it is no \.npy file"):
+            Arrays(str(classes))
+    path.unlink()
+    with pytest.raises(DataError, match=r"dataset\.inputs: .*npy' cannot be read: No such file"):
+        Arrays(str(classes))
+    with pytest.raises(DataError, match=r"dataset\.root: .*is missing"):
+        Arrays(str(classes / "none"))

@@ -9,13 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from penstock.datasets.reading.image import (
-    check_reader,
-    decode_image,
-    encoded_image,
-    read_image,
-)
-from penstock.errors import ConfigError, DataError
+from penstock.datasets.reading.image import check_reader, decode_image, encoded_image, read_image
+from penstock.errors import DataError
 from penstock.files.limits import Limits
 from penstock.loading.encoded import notices
 from penstock.transforms.image_decoding import DecodeResize
@@ -186,32 +181,18 @@ def test_hidden_colours_of_transparent_pixels_are_told(tmp_path, reader):
     assert "has transparent pixels" in notices.pop("alpha")
 
 
-@pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
-@pytest.mark.parametrize("left", [0.98, 0.6, 0.2])
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "progressive.jpg"])
+@pytest.mark.parametrize("left", [1, 0.98, 0.6])
 def test_a_file_cut_short_is_refused(tmp_path, reader, ending, left):
     random = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     whole = io.BytesIO()
-    Image.fromarray(random).save(whole, {"jpg": "jpeg"}.get(ending, ending))
+    kind = {"jpg": "jpeg"}.get(ending.split(".")[-1], ending)
+    Image.fromarray(random).save(whole, kind, progressive="." in ending)
     path = tmp_path / f"a.{ending}"
-    path.write_bytes(whole.getvalue()[: int(len(whole.getvalue()) * left)])
+    path.write_bytes(
+        whole.getvalue()[: int(len(whole.getvalue()) * left) - (2 if "jpg" in ending else 30)]
+    )
     with pytest.raises(DataError, match=rf"a\.{ending}' is truncated or damaged .*Replace it"):
-        read_image(str(path), reader)
-
-
-def test_the_last_bytes_matter(tmp_path, reader):
-    path = tmp_path / "a.jpg"
-    saved(path)
-    path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(DataError, match="truncated or damaged"):
-        read_image(str(path), reader)
-
-
-@pytest.mark.parametrize("progressive", [True])
-def test_a_progressive_jpeg_cut_short_is_refused(tmp_path, reader, progressive):
-    path = tmp_path / "a.jpg"
-    saved(path, progressive=progressive)
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(DataError, match="truncated or damaged"):
         read_image(str(path), reader)
 
 
@@ -244,13 +225,6 @@ def test_what_is_no_image_is_named(tmp_path, reader, content, said):
         read_image(str(path), reader)
 
 
-def test_bytes_that_are_nothing_are_refused(tmp_path, reader):
-    path = tmp_path / "a.jpg"
-    path.write_bytes(zlib.compress(bytes(range(256)) * 8))
-    with pytest.raises(DataError, match=r"a\.jpg'"):
-        read_image(str(path), reader)
-
-
 def test_a_missing_file_and_a_folder(tmp_path, reader):
     with pytest.raises(DataError, match=r"none\.jpg' cannot be read: No such file"):
         read_image(str(tmp_path / "none.jpg"), reader)
@@ -275,17 +249,6 @@ def test_pixels_as_they_are_stored(tmp_path, reader, ending, orientation):
     if ending == "tif":  # Pillow turns these by itself
         upright = (OTHER, SIDE) if orientation > 4 else (SIDE, OTHER)
         assert read_image(path, reader).shape[1:] == upright
-
-
-def test_an_unknown_reader_is_refused(reader):
-    with pytest.raises(ConfigError, match=rf"dataset\.reader: .*allowed: .*{reader}"):
-        check_reader(reader[:-1])
-
-
-def test_a_palette_in_a_tiff(tmp_path, reader):
-    path = saved(tmp_path / "a.tif", "P")
-    expected = np.asarray(Image.fromarray(blocks()).convert("P").convert("RGB"))
-    assert torch.equal(read_image(path, reader), torch.from_numpy(expected.copy()).permute(2, 0, 1))
 
 
 def test_the_limit_of_pixels_is_inclusive_and_can_be_raised(tmp_path, reader):

@@ -21,33 +21,20 @@ from tests import peoples_data
 from tests.program import run
 
 ROWS = 16
-QUICK = [
-    "trainer.device=cpu",
-    "trainer.progress=none",
-    "trainer.pictures=false",
-    "tracker=none",
-    "trainer.baseline=false",
-    "scheduler=none",
-    "batch.size=8",
-    "trainer.val_every=100",
-    "trainer.checkpoint.every_steps=1",
-]
-LINEAR = [
-    "transform=none",
-    "collate=stack",
-    "model=linear",
-    "objective=classification",
-    "objective.inputs=[input]",
-]
+QUICK = (
+    "trainer.device=cpu trainer.progress=none trainer.pictures=false tracker=none "
+    "trainer.baseline=false scheduler=none batch.size=8 trainer.val_every=100 "
+    "trainer.checkpoint.every_steps=1"
+).split()
+LINEAR = (
+    "transform=none collate=stack model=linear objective=classification objective.inputs=[input]"
+).split()
 FACTS = "data.facts={num_features: 4, num_classes: 3, num_outputs: 3}"
 STREAM = ["sampler=stream", "sampler.buffer=4"]
-PICTURES = [
-    "transform=images",
-    "transform.train.crop.size=[16,16]",
-    "collate=stack",
-    "model=small_conv_net",
-    "objective=classification",
-]
+PICTURES = (
+    "transform=images transform.train.crop.size=[16,16] collate=stack model=small_conv_net "
+    "objective=classification"
+).split()
 
 
 def own(name, *more):

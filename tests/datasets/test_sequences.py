@@ -1,14 +1,11 @@
 """Sequences of different lengths, a person's and the ones that are made here."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
 
-from penstock import compose
 from penstock.datasets.sequences import Sequences, SyntheticSequences
-from penstock.errors import ConfigError, DataError
+from penstock.errors import DataError
 
 LENGTHS = [3, 1, 5, 2, 4, 1, 2, 6, 3, 3]
 
@@ -57,37 +54,12 @@ def test_splits_facts_and_metadata(folder):
     assert table["class"].tolist() == [str(label) for label in table["label"]]
 
 
-def test_it_travels_to_workers(folder):
-    data = pickle.loads(pickle.dumps(Sequences(str(folder))))
-    assert torch.equal(data[1]["sequence"], Sequences(str(folder))[1]["sequence"])
-
-
 def test_the_fingerprint(folder):
     before = Sequences(str(folder)).fingerprint
     assert Sequences(str(folder)).fingerprint == before
     assert Sequences(str(folder), "val").fingerprint != before
     changed(folder, "values", (4, 1), -1)
     assert Sequences(str(folder)).fingerprint != before
-
-
-def test_offsets_that_do_not_fit(folder):
-    refused(
-        changed(folder, "offsets", 10, 29), "goes from 0 to 29, .* must go up from 0 to the 30 rows"
-    )
-    refused(changed(folder, "offsets", [0, 10], [1, 30]), "goes from 1 to 30")
-
-
-def test_offsets_that_go_back(folder):
-    refused(changed(folder, "offsets", 4, 8), "for sequence 3 from 9 to 8; offsets must go up")
-
-
-def test_an_empty_sequence(folder):
-    refused(changed(folder, "offsets", 4, 9), "for sequence 3 from 9 to 9;.*a step at least")
-
-
-def test_another_number_of_labels(folder):
-    np.save(folder / "labels.npy", np.zeros(9, int))
-    refused(folder, r"labels\.npy' has 9 labels, but .*offsets\.npy' bounds 10 sequences")
 
 
 @pytest.mark.parametrize(
@@ -97,12 +69,26 @@ def test_another_number_of_labels(folder):
         ("values", np.zeros((30, 2), int), r"values\.npy' is int64 \(30, 2\)"),
         ("offsets", np.zeros(11), r"offsets\.npy' is float64 \(11,\); it must be integers"),
         ("offsets", np.zeros((11, 1), int), r"offsets\.npy' is int64 \(11, 1\)"),
+        ("labels", np.zeros(9, int), r"has 9 labels, but .*offsets\.npy' bounds 10 sequences"),
         ("labels", np.zeros(10), r"labels\.npy' is float64 \(10,\); labels must be integers"),
     ],
 )
 def test_wrong_shapes_and_kinds(folder, name, array, said):
     np.save(folder / f"{name}.npy", array)
     refused(folder, said)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (10, 29, "goes from 0 to 29, .* must go up from 0 to the 30 rows"),
+        ([0, 10], [1, 30], "goes from 1 to 30"),
+        (4, 8, "for sequence 3 from 9 to 8; offsets must go up"),
+        (4, 9, "for sequence 3 from 9 to 9;.*a step at least"),
+    ],
+)
+def test_wrong_offsets(folder, place, value, message):
+    refused(changed(folder, "offsets", place, value), message)
 
 
 def test_missing_files(folder):
@@ -151,13 +137,6 @@ def test_the_same_strokes_for_the_same_seed(tmp_path):
     other = SyntheticSequences(str(tmp_path / "a"), count=50, seed=1)
     assert one.fingerprint == same.fingerprint != other.fingerprint
     assert len(list((tmp_path / "a").iterdir())) == 2
-
-
-def test_wrong_numbers_of_strokes(tmp_path):
-    with pytest.raises(ConfigError, match=r"dataset\.count: .* 8"):
-        compose("dataset=sequences", "dataset.count=7")
-    with pytest.raises(ConfigError, match=r"dataset\.shortest: lengths from 9 to 8"):
-        SyntheticSequences(str(tmp_path), shortest=9, longest=8)
 
 
 def test_damaged_strokes_can_be_made_again(tmp_path):

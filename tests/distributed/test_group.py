@@ -4,7 +4,6 @@ import multiprocessing
 
 import pytest
 import torch
-from torchmetrics import CatMetric, MeanMetric
 
 from penstock.distributed.group import Group, join
 from penstock.distributed.world import World, from_environment
@@ -98,38 +97,3 @@ def test_one_rank_of_each_machine_says_that_nobody_can_be_reached(
     with pytest.raises(ConfigError) as raised, join(World(rank, 4, local_rank)):
         pass
     assert raised.value.told != says_so
-
-
-class Twice(Group):
-    """A group of two ranks that have counted the same."""
-
-    def __init__(self):
-        super().__init__()
-        self.alone = False
-
-    def gather(self, value):
-        return [value, value]
-
-
-class WithEmpty(Group):
-    """A group of two ranks, of which the other one has had no sample."""
-
-    def __init__(self):
-        super().__init__()
-        self.alone = False
-
-    def gather(self, value):
-        return [value, {name: [] for name in value}]
-
-
-def test_metrics_hold_what_all_ranks_have_counted_and_then_their_own_again():
-    mean, every = MeanMetric(sync_on_compute=False), CatMetric(sync_on_compute=False)
-    mean.update(torch.tensor([1.0, 2.0]))
-    every.update(torch.arange(3.0))
-    with Twice().merged([mean, every]):
-        assert (float(mean.weight), float(mean.compute())) == (4.0, 1.5)
-        assert every.compute().tolist() == [0.0, 1.0, 2.0] * 2
-    assert float(mean.weight) == 2.0
-    every.update(torch.arange(0.0))
-    with WithEmpty().merged([every]):
-        assert every.compute().tolist() == [0.0, 1.0, 2.0]

@@ -5,7 +5,6 @@ import itertools
 import os
 import signal
 import sys
-import threading
 import time
 
 import pytest
@@ -27,22 +26,8 @@ def hold_the_lock(group):
     sum(itertools.repeat(0))  # in C, without a moment for another thread
 
 
-def deadlock(group):
-    lock = threading.Lock()
-    lock.acquire()
-    lock.acquire()
-
-
 def leave(group):
     os._exit(9)
-
-
-QUICK = {(stop, 1), (leave, 0)}
-CASES = [
-    pytest.param(hang, late, marks=[] if (hang, late) in QUICK else pytest.mark.stress)
-    for hang in (stop, hold_the_lock, deadlock, leave)
-    for late in (0, 1)
-]
 
 
 def run_ranks(size, tmp_path, work, late=None):
@@ -89,7 +74,10 @@ def run_ranks(size, tmp_path, work, late=None):
     return [codes.get(rank) for rank in range(size)], (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize(("hang", "late"), CASES)
+@pytest.mark.parametrize(
+    ("hang", "late"),
+    [(stop, 1), (leave, 0), pytest.param(hold_the_lock, 1, marks=pytest.mark.stress)],
+)
 def test_a_rank_that_hangs_is_named(hang, late, tmp_path):
     def work(group):
         group.agree(False)  # all have joined

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -133,56 +132,6 @@ def test_tasks_that_would_train_apart_are_refused(capsys, tmp_path, monkeypatch)
     assert run(capsys, "dataset.count=20").err == "", "the first task of a machine says it"
 
 
-@pytest.mark.stress
-def test_two_tasks_train_one_run(tmp_path):
-    """The processes that srun would start, each by its variables alone."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("SLURM", "MASTER", "WORLD", "RANK", "PENSTOCK"))
-    }
-    words = [
-        "distributed=ddp",
-        "run_dir=run",
-        "dataset.count=24",
-        "dataset.size=32",
-        "batch.size=8",
-        "trainer=quick",
-        "trainer.max_epochs=1",
-        "loader=debug",
-        "trainer.baseline=false",
-        "trainer.pictures=false",
-        "trainer.report=false",
-        "tracker=none",
-        "trainer.device=cpu",
-    ]
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, str(ROOT / "run.py"), *words],
-            cwd=tmp_path,
-            env={
-                **clean,
-                **ONE_MACHINE,
-                "SLURM_PROCID": str(rank),
-                "SLURM_LOCALID": str(rank),
-                "MASTER_PORT": str(port),
-                "OMP_NUM_THREADS": "1",
-            },
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    said = [task.communicate(timeout=240)[1] for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], said
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert manifest["sessions"][0]["world"] == 2
-
-
 def job_script():
     text = (ROOT / "docs" / "clusters.md").read_text()
     (script,) = re.findall(r"```sh\n(#!/bin/bash\n#SBATCH.*?)```", text, re.DOTALL)
@@ -212,20 +161,11 @@ def test_the_line_for_slurm_requeues_what_can_go_on_and_nothing_else(code, reque
 @pytest.mark.stress
 def test_the_job_script_trains_is_stopped_requeued_and_done(tmp_path):
     """The script of the docs, with two tasks of a real fit; equal to one process."""
-    words = [
-        "dataset.count=200",
-        "dataset.size=32",
-        "batch.size=8",
-        "trainer.max_epochs=6",
-        "loader=debug",
-        "trainer.baseline=false",
-        "trainer.pictures=false",
-        "tracker=none",
-        "trainer.report=false",
-        "trainer.digest=true",
-        "trainer.device=cpu",
-        "trainer.log_every=5",
-    ]
+    words = (
+        "dataset.count=200 dataset.size=32 batch.size=8 trainer.max_epochs=6 loader=debug "
+        "trainer.baseline=false trainer.pictures=false tracker=none trainer.report=false "
+        "trainer.digest=true trainer.device=cpu trainer.log_every=5"
+    ).split()
     program = f"{sys.executable} {ROOT}/run.py {' '.join(words)}"
     script = job_script().replace("python run.py", program).replace("/shared/faces", "run")
     script = script.replace(

@@ -12,14 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.files import disk
-from penstock.files.disk import (
-    DiskError,
-    cut,
-    prepare,
-    replacing,
-    write_atomically,
-    writing,
-)
+from penstock.files.disk import DiskError, cut, prepare, replacing, write_atomically, writing
 from penstock.runs import checkpoint
 from tests import warm
 
@@ -152,14 +145,6 @@ def records(path, count, start=0):
     return lines
 
 
-@pytest.mark.parametrize("keep", [0, 1, 17, 1999, 2000])
-def test_cut_drops_what_comes_last(tmp_path, keep):
-    path = tmp_path / "lines.jsonl"
-    lines = records(path, 2000)  # several blocks
-    cut(path, lambda line: line["n"] < keep)
-    assert path.read_text().splitlines() == lines[:keep]
-
-
 @pytest.mark.parametrize("torn", ['{"n": 5', "{", "\n", "\0\0\0\0", '{"n": 5, "pad": ""}'])
 def test_cut_drops_a_line_that_was_written_half(tmp_path, torn):
     path = tmp_path / "lines.jsonl"
@@ -199,14 +184,6 @@ def test_cut_reads_only_the_end(tmp_path, monkeypatch):
 
     cut(path, keep)
     assert len(seen) == 11
-
-
-def test_appending_needs_a_folder(tmp_path):
-    disk.append(tmp_path / "a", ["1", "2"])
-    disk.append(tmp_path / "a", ["3"])
-    assert (tmp_path / "a").read_text() == "1\n2\n3\n"
-    with pytest.raises(DiskError, match="its folder is gone"):
-        disk.append(tmp_path / "absent" / "a", ["1"])
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,7 @@ def test_the_verdict_on_a_built_case_is_right(case, name, overrides, bound, tmp_
 
 
 def test_what_it_leaves_behind(case, tmp_path):
-    done = case(
-        "latency",
-        "task=profile",
-        "steps=6",
-        "loader=threads",
-        "loader.num_workers=2",
-    )
+    done = case("latency", "task=profile", "steps=6", "loader=threads", "loader.num_workers=2")
     assert done.code == 0, done.err
     left = {path.name for path in (tmp_path / "here").iterdir()}
     assert {"manifest.json", "config.yaml"} <= left

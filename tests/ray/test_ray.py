@@ -9,11 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from penstock.addons.ray.actors import RayOptions
-from penstock.errors import ConfigError, PenstockError
-from tests import deaths, port, resuming, toy
+from penstock.errors import ConfigError
+from tests import deaths, resuming, toy
 from tests.deaths import Doom, Files
 from tests.port import Options, WorkerError
 from tests.program import ROOT, run
@@ -63,22 +62,14 @@ def undisturbed(transform=None):
 
 
 @stress
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "exit 1", "exit 0"])
+@pytest.mark.parametrize("how", ["SIGKILL", "exit 0", "SIGSTOP"])
 def test_a_dead_actor_is_replaced_and_reported(how, tmp_path, caplog):
-    caplog.set_level(logging.WARNING)
-    with toy.loader(on_ray(), Doom(how, 7, tmp_path), Files()) as loader:
-        assert toy.hashes(loader) == undisturbed()
-    assert loader.stats.deaths == 1
-    assert "(Ray actor) died, and was started again" in caplog.text
-
-
-@stress
-@pytest.mark.parametrize("how", ["SIGSTOP", "sleep"])
-def test_an_actor_that_hangs_is_replaced_after_the_limit(how, tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     with toy.loader(on_ray(timeout=5.0), Doom(how, 7, tmp_path), Files()) as loader:
         assert toy.hashes(loader) == undisturbed()
-    assert "made no batch for 5 s" in caplog.text
+    assert loader.stats.deaths == 1
+    said = "made no batch for 5 s" if how == "SIGSTOP" else "died, and was started again"
+    assert said in caplog.text
 
 
 @stress
@@ -97,85 +88,12 @@ def test_an_actor_that_always_dies_ends_the_run_there(tmp_path):
     assert found == list(range(step.step))
 
 
-class Large(toy.Pictures):
-    def __getitem__(self, index):
-        return {"image": torch.full((1 << 20,), float(index)), "name": f"{index}.png"}
-
-
-@stress
-def test_a_batch_is_its_consumers_to_write_into_and_to_keep():
-    with toy.loader(on_ray(persistent_workers=True), dataset=Large(), size=4) as loader:
-        kept = []
-        for batch in loader.epoch(0):
-            batch["image"].add_(1)
-            kept.append(batch)
-        again = list(loader.epoch(0))
-    for batch, other in zip(kept, again, strict=True):
-        assert torch.equal(batch["image"], other["image"] + 1)
-        assert (batch["image"][:, 0] == torch.from_numpy(batch.indices.copy()) + 1).all()
-        assert batch["name"] == [f"{index}.png" for index in batch.indices]
-
-
-class Wrong:
-    def __call__(self, sample):
-        raise KeyError("no such column")
-
-
-@stress
-def test_an_error_of_a_persons_code_is_raised_in_its_turn():
-    def message(options):
-        with toy.loader(options, Wrong()) as loader, pytest.raises(PenstockError) as caught:
-            list(loader.epoch(0))
-        return type(caught.value), str(caught.value)
-
-    told = message(on_ray())
-    assert "no such column" in told[1]
-    assert told == message(Options("process", 2))
-
-
-@stress
-def test_an_actor_is_a_worker():
-    with toy.loader(on_ray(worker_init_fn=toy.mark_dataset), toy.WorkerSeen()) as loader:
-        batches = list(loader.epoch(0))
-    assert {int(worker) for batch in batches for worker in batch["worker"]} <= {0, 1}
-    assert all(batch["own"].all() for batch in batches)
-
-
-@stress
-def test_killed_actors_cost_no_batch():
-    def loader(options):
-        return toy.loader(options, toy.Everywhere(), Files(240), size=2)
-
-    expected, found = toy.hashes(loader(None)), []
-    with loader(on_ray(4, max_deaths=8)) as ours:
-        for batch in ours.epoch(0):
-            found.append(port.batch_hash([batch]))
-            if batch.request.step % 20 == 10:
-                os.kill(next(iter(ours.workers.executor._pids.values())), signal.SIGKILL)
-        assert ours.workers.deaths >= 2
-    assert found == expected
-
-
 def test_auto_needs_an_address(monkeypatch, faces, capsys):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     found = run(capsys, "task=digest", *faces, "loader=ray", "loader.ray.address=auto")
     assert found.code == 2
     assert "loader.ray.address: auto joins the Ray that RAY_ADDRESS names" in found.err
-
-
-@stress
-def test_a_command_makes_the_batches_of_one_process(faces, capsys):
-    expected = run(capsys, "task=digest", *faces, "loader=debug")
-    found = run(
-        capsys,
-        "task=digest",
-        *faces,
-        "loader=ray",
-        "loader.num_workers=2",
-        "loader.ray.cpus_per_actor=0",
-    )
-    assert (found.code, found.out) == (0, expected.out), found.err
 
 
 @stress

@@ -15,17 +15,10 @@ from penstock.addons.sweeps.sweep import jobs_of
 from tests.program import run
 
 SMALL = (
-    "dataset.count=24",
-    "dataset.size=32",
-    "batch.size=8",
-    "trainer.max_epochs=3",
-    "tracker=none",
-    "trainer.pictures=false",
-    "trainer.report=false",
-    "trainer.progress=none",
-    "trainer.baseline=false",
-    "loader=debug",
-)
+    "dataset.count=24 dataset.size=32 batch.size=8 trainer.max_epochs=3 tracker=none "
+    "trainer.pictures=false trainer.report=false trainer.progress=none trainer.baseline=false "
+    "loader=debug"
+).split()
 LR, WIDTH = "optimizer.lr=tag(log,interval(1e-5,1e-1))", "model.width=choice(4,8)"
 SIX = (LR, WIDTH, "sweep.optuna.trials=6", "sweep.optuna.startup=2")
 # Random values, of which the first trial can learn by its own and the second one cannot.

@@ -11,26 +11,12 @@ from tests import fake_slurm
 from tests.own_parts import NUMBERS
 from tests.program import ROOT
 
-WORDS = [
-    "-m",
-    "--config-dir",
-    "conf",
-    "--trust",
-    "tests",
-    "dataset=numbers",
-    "dataset.size=64",
-    "batch.size=4",
-    "tracker=none",
-    "trainer.digest=true",
-    "trainer.max_epochs=60",
-    "trainer.pictures=false",
-    "trainer.report=false",
-    "trainer.progress=none",
-    "cache_dir=cache",
-    "trainer.checkpoint.every_epochs=50",
-    "loader=debug",
-    "seed=1,2",
-]
+WORDS = (
+    "-m --config-dir conf --trust tests dataset=numbers dataset.size=64 batch.size=4 "
+    "tracker=none trainer.digest=true trainer.max_epochs=60 trainer.pictures=false "
+    "trainer.report=false trainer.progress=none cache_dir=cache "
+    "trainer.checkpoint.every_epochs=50 loader=debug seed=1,2"
+).split()
 SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=60"]
 
 

@@ -14,20 +14,10 @@ from tests import warm
 from tests.program import ROOT
 
 SMALL = (
-    "batch.size=8",
-    "trainer.max_epochs=2",
-    "trainer.baseline=false",
-    "trainer.pictures=false",
-    "trainer.report=false",
-    "trainer.progress=none",
-    "trainer.checkpoint.every_steps=2",
-    "trainer.ledger=true",
-    "tracker=none",
-    "dataset.count=40",
-    "loader.backend=main",
-    "cache_dir=cache",
-)
-LAUNCHERS = {"basic": (), "joblib": ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")}
+    "batch.size=8 trainer.max_epochs=2 trainer.baseline=false trainer.pictures=false "
+    "trainer.report=false trainer.progress=none trainer.checkpoint.every_steps=2 "
+    "trainer.ledger=true tracker=none dataset.count=40 loader.backend=main cache_dir=cache"
+).split()
 
 
 class Sweep:
@@ -94,29 +84,12 @@ def killed(sweep, kills, seed):
     return met
 
 
-def compare(faces, tmp_path, launcher, grid, kills):
-    words = LAUNCHERS[launcher]
-    if words:
-        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    whole = Sweep(tmp_path / "whole", faces, *grid)
-    whole.whole()
-    other = Sweep(tmp_path / "killed", faces, *grid, *words)
-    met = killed(other, kills, launcher)
-    print(f"{launcher}: {met} of {kills} kills met the sweep alive")
-    print(other.outcome()[0][0], other.outcome()[0][1], sep="\n")
-    assert met >= kills // 2
-    assert other.outcome() == whole.outcome()
-
-
 def test_a_sweep_that_is_killed_has_the_table_of_one_that_was_not(faces, tmp_path):
-    compare(faces, tmp_path, "basic", ("seed=1,2",), 2)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_sweep_that_is_killed_ten_times(launcher, faces, tmp_path):
-    grid = ("sampler=random,weighted", "optimizer.lr=0.01,0.003", "seed=1,2,3")
-    compare(faces, tmp_path, launcher, grid, 10)
+    whole = Sweep(tmp_path / "whole", faces, "seed=1,2")
+    whole.whole()
+    other = Sweep(tmp_path / "killed", faces, "seed=1,2")
+    assert killed(other, 2, "basic") >= 1, "no kill met the sweep alive"
+    assert other.outcome() == whole.outcome()
 
 
 @pytest.mark.thorough

@@ -12,19 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock import command, terminal
-from tests.broken_images import write_images
+from penstock import terminal
 from tests.program import ROOT, run
-
-TEXT = ("dataset=delimited_text", "dataset.root=sms.tsv", "dataset.classes=null")
-FACES = (
-    "dataset.root=faces",
-    "dataset.count=24",
-    "dataset.size=32",
-    "batch.size=4",
-    "loader=debug",
-    "trainer.device=cpu",
-)
 
 
 class Screen(io.StringIO):
@@ -33,36 +22,6 @@ class Screen(io.StringIO):
 
     def text(self):
         return self.getvalue().replace("\r", "\n")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """Pictures, texts and a run."""
-    folder = tmp_path_factory.mktemp("data")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        write_images(folder / "images", 15, 24)
-        rows = (f"{'ham' if row % 3 else 'spam'}\ttext number {row}\n" for row in range(50))
-        (folder / "sms.tsv").write_text("label\ttext\n" + "".join(rows))
-        quick = (
-            "trainer=quick",
-            "trainer.max_steps=2",
-            "trainer.pictures=false",
-            "tracker=none",
-            "trainer.ledger=true",
-            "run_dir=run",
-        )
-        assert command.main([*FACES, *quick, "dataset.root=others"]) == 0
-    return folder
-
-
-@pytest.fixture
-def here(data, tmp_path, monkeypatch):
-    """A new folder in which that data lies."""
-    monkeypatch.chdir(tmp_path)
-    for path in data.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    return tmp_path
 
 
 @pytest.fixture
@@ -105,9 +64,9 @@ def test_a_file_gets_lines_and_nothing_where_none_are_wanted(made, capsys, monke
     assert sys.stderr.getvalue() == "a\\nfile  2,000/? bytes\n"
 
 
-def test_results_go_where_they_are_sent_to_while_progress_is_shown(here, made, capsys):
+def test_results_go_where_they_are_sent_to_while_progress_is_shown(faces, made, capsys):
     screen = made()
-    outcome = run(capsys, "task=digest", *FACES)
+    outcome = run(capsys, "task=digest", *faces, "loader=debug")
     assert "hashing batches" in screen.text()
     assert "total" not in screen.text()
     assert re.fullmatch(r"(\d+ \d+ \d+ \w+\n)+total \w+\n", outcome.out)

@@ -26,13 +26,10 @@ HOSTILE = [
     "scheduler=none",
     "trainer.progress=plain",
 ]
-NOTHING = [
-    "trainer.pictures=false",
-    "trainer.report=false",
-    "trainer.baseline=false",
-    "trainer.progress=none",
-    "tracker=none",
-]
+NOTHING = (
+    "trainer.pictures=false trainer.report=false trainer.baseline=false trainer.progress=none "
+    "tracker=none"
+).split()
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import json
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -60,13 +59,7 @@ def test_the_ledger_has_a_line_a_batch_and_one_a_range_that_is_left_out(tmp_path
         "loss": (0.5).hex(),
     }
     places = [(line["epoch"], line["step"], line.get("skipped_to")) for line in lines]
-    assert places == [
-        (0, 0, None),
-        (0, 1, [0, 3]),
-        (0, 3, None),
-        (0, 4, [1, 1]),
-        (1, 1, None),
-    ]
+    assert places == [(0, 0, None), (0, 1, [0, 3]), (0, 3, None), (0, 4, [1, 1]), (1, 1, None)]
     resumed = Ledger(tmp_path / "resumed.jsonl", skipped, Address(0, 3))
     resumed.on_steps([step(0, 3)])
     assert len(lines_of(resumed.path)) == 1, "the range before its start is of another session"
@@ -108,13 +101,3 @@ def test_a_budget_is_that_of_all_ranks(tmp_path):
     observer.on_steps([step(0, 0, left_out=(left_out(1),))])
     with pytest.raises(Exception, match="bad_samples"):
         observer.on_steps([step(0, 1, left_out=(left_out(2),))])
-
-
-RECORD = {
-    "epoch": 3,
-    "train/loss": 0.123456,
-    "samples_per_second": 1234.5,
-    "wait_share": 0.07,
-    "val/nme": math.nan,
-    "val/recall/ants": 0.5,
-}

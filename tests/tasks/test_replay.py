@@ -8,6 +8,7 @@ from penstock.build.data import DataParts
 from penstock.distributed.world import World
 from penstock.errors import ConfigError
 from penstock.tasks.replay import recompute
+from tests.program import run
 from tests.tasks import test_empty_epochs
 from tests.tasks.test_empty_epochs import Records, Rows
 
@@ -40,3 +41,11 @@ def test_a_batch_is_made_again_by_its_address(kind, message, capsys):
     assert "training leaves this batch out: trainer.skip=" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=message):
         recompute(split, config.model_copy(update={"step": 2}))
+
+
+def test_a_digest_names_the_batches_that_are_left_out(capsys):
+    words = [*test_empty_epochs.words(rows=16), "trainer.skip=[[[0,1],[0,3]]]"]
+    done = run(capsys, "task=digest", *words)
+    assert done.code == 0, done.err
+    places = [" ".join(line.split()[:3]) for line in done.out.splitlines()]
+    assert places[:4] == ["0 0 4", "0 1 skipped", "0 2 skipped", "0 3 4"]

@@ -18,10 +18,7 @@ from tests.program import ROOT
 
 HOSTILE = "a\x1b]0;owned\x07\x9b2J\r\x08\x7f\u202eb"
 SHOWN = "a\\x1b]0;owned\\x07\\x9b2J\\x0d\\x08\\x7f\u202eb"
-HARMFUL = {
-    *map(chr, range(0x20)),
-    *map(chr, range(0x7F, 0xA0)),
-} - {"\t", "\n"}
+HARMFUL = {*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0))} - {"\t", "\n"}
 
 
 def assert_harmless(*texts):

@@ -17,13 +17,7 @@ from penstock.tasks.validate import load_weights, monitored
 from penstock.training.objective import Regression
 from tests.program import run
 
-QUICK = [
-    "loader=debug",
-    "trainer=quick",
-    "trainer.max_steps=3",
-    "tracker=none",
-    "trainer.pictures=false",
-]
+QUICK = "loader=debug trainer=quick trainer.max_steps=3 tracker=none trainer.pictures=false".split()
 
 
 def test_the_constant_is_the_best_one_for_the_rows_that_are_measured(capsys, tmp_path):

@@ -11,19 +11,11 @@ from penstock.addons.trackers.tracker import Tracked, TrackedRun, Tracker, point
 from tests import tracked
 from tests.program import run
 
-NUMBERS = [
-    "--trust",
-    "tests",
-    "dataset=numbers",
-    "batch.size=8",
-    "trainer.max_epochs=2",
-    "trainer.log_every=1",
-    "trainer.baseline=false",
-    "trainer.progress=none",
-    "trainer.pictures=false",
-    "loader=debug",
-    "run_dir=run",
-]
+NUMBERS = (
+    "--trust tests dataset=numbers batch.size=8 trainer.max_epochs=2 trainer.log_every=1 "
+    "trainer.baseline=false trainer.progress=none trainer.pictures=false loader=debug "
+    "run_dir=run"
+).split()
 
 
 class Failing(Tracker):
@@ -143,15 +135,12 @@ def test_names_have_one_value_a_step_and_none_is_a_folder_of_another():
     log = {"event": "log", "epoch": 1, "step": 5, "train/loss": 0.5, "ms/read": 1.0}
     epoch = {**log, "event": "epoch", "seconds": 2.0, "val/loss": 0.25}
     names = [*points("log", log), *points("epoch", epoch)]
-    assert names == [
-        "train/loss",
-        "ms/read",
-        "train/epoch",
-        "epoch/train/loss",
-        "epoch/ms/read",
-        "epoch/seconds",
-        "val/loss",
-    ]
+    assert (
+        names
+        == (
+            "train/loss ms/read train/epoch epoch/train/loss epoch/ms/read epoch/seconds val/loss"
+        ).split()
+    )
     assert not any(other.startswith(f"{one}/") for one in names for other in names)
 
 

@@ -14,12 +14,8 @@ OWN = "tests.trackers.test_guarded_trackers.Failing"
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     for name in (
-        "PENSTOCK_ALLOW_ENDPOINT",
-        "MLFLOW_TRACKING_URI",
-        "WANDB_BASE_URL",
-        "WANDB_MODE",
-        "PENSTOCK_SAID",
-    ):
+        "PENSTOCK_ALLOW_ENDPOINT MLFLOW_TRACKING_URI WANDB_BASE_URL WANDB_MODE PENSTOCK_SAID"
+    ).split():
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PENSTOCK_TRUST", "tests")
 
