@@ -16,6 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*resolved _target_=")
 CONF = Path(__file__).parents[2] / "conf"
 FACTS = {"num_classes": 3, "num_features": 4, "num_outputs": 3, "num_landmarks": 5}
 FACTS |= {"in_features": 4, "out_features": 3, "num_labels": 3, "past": 8, "horizon": 2}
+FACTS |= {"num_values": 1, "num_known": 0}
 FACTS |= {"num_numbers": 2, "cardinalities": [3]}
 
 

@@ -46,6 +46,8 @@ def test_every_key_of_our_options_is_in_the_configuration(path):
     for key, value in leaves(tree):
         if value in ({}, "???") or key in given or "${" in str(value):
             continue
+        if key in ("transform.train", "transform.val") and "defaults" in text:
+            continue  # the order of all steps, of which this file adds some
         section = key.split(".")[0]
         if section == "objective" and group == "objective" and key not in ("objective._target_",):
             continue
