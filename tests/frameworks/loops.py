@@ -215,9 +215,12 @@ def lightning(kind, folder, workers, stop):
     pl.seed_everything(1, verbose=False)
     module, ranks = Module(), int(os.environ.get("WORLD_SIZE", "1"))
     every = ModelCheckpoint(
-        folder, save_top_k=-1, every_n_train_steps=1, filename="state-{step}",
+        folder,
+        save_top_k=-1,
+        every_n_train_steps=1,
+        filename="state-{step}",
         auto_insert_metric_name=False,
-    )  # fmt: skip
+    )
     trainer = pl.Trainer(
         max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_progress_bar=False,
         callbacks=[every], enable_model_summary=False, devices=ranks,
@@ -233,10 +236,46 @@ def lightning(kind, folder, workers, stop):
     log.end(module.net)
 
 
+def fabric(kind, folder, workers, stop):
+    from lightning_fabric import Fabric
+
+    log, ranks = Log(folder, stop), int(os.environ.get("WORLD_SIZE", "1"))
+    runner = Fabric(accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto")
+    runner.launch()
+    torch.manual_seed(1)
+    model = Net()
+    model, optimizer = runner.setup(model, torch.optim.Adam(model.parameters(), 0.1))
+    loader = runner.setup_dataloaders(made(kind, workers))
+    saved, step = newest(folder, "state-*"), 0
+    state = {
+        "model": model,
+        "optimizer": optimizer,
+        "loader": loader,
+        "drawn": torch.get_rng_state(),
+    }
+    if saved is not None:
+        state["drawn"] = runner.load(saved, state).get("drawn", state["drawn"])
+        torch.set_rng_state(state["drawn"])
+        step = int(saved.name.split("-")[1])
+    for _ in range(step // len(loader), EPOCHS):
+        for batch in loader:
+            step += 1
+            log.note(step, batch)
+            runner.backward(model(**fields(batch))["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+            state["drawn"] = torch.get_rng_state()
+            runner.save(Path(folder) / f"writing-{step}", state)
+            if log.rank == 0:
+                (Path(folder) / f"writing-{step}").rename(Path(folder) / f"state-{step}")
+    log.end(model.module)
+
+
 LOOPS = {
     "accelerate": accelerate,
     "transformers": transformers,
     "lightning": lightning,
+    "fabric": fabric,
 }
 
 

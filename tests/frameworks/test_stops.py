@@ -14,6 +14,7 @@ from tests.ports import free_port
 
 NEEDED = {
     "accelerate": "accelerate", "transformers": "accelerate", "lightning": "pytorch_lightning",
+    "fabric": "lightning_fabric",
 }  # fmt: skip
 
 pytestmark = pytest.mark.stress
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.stress
 @pytest.fixture(params=sorted(loops.LOOPS))
 def framework(request):
     for name in (NEEDED[request.param], request.param):
-        if name != "lightning" and importlib.util.find_spec(name) is None:
+        if name != "lightning" and name != "fabric" and importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
     return request.param
 
