@@ -233,16 +233,9 @@ def overrides(root, *more):
 
 
 def test_batches_of_speakers_times_recordings(spoken):
-    config = penstock.compose(
-        *overrides(
-            spoken,
-            "sampler=identity",
-            "sampler.column=speaker",
-            "sampler.identities=2",
-            "sampler.samples=3",
-            "loader=debug",
-        )
-    )
+    words = ["sampler=identity", "sampler.column=speaker", "sampler.identities=2"]
+    words += ["sampler.samples=3", "loader=debug"]
+    config = penstock.compose(*overrides(spoken, *words))
     with TrainingParts(config).data.train.loader() as loader:
         batches = list(loader)
     assert len(batches) == 3
@@ -300,16 +293,9 @@ def test_pairs_in_folders_and_their_split(pairs, tmp_path_factory):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("loader", ["debug", "default"])
 def test_pairs_in_batches(pairs, loader):
-    config = penstock.compose(
-        "dataset=audio_pairs",
-        f"dataset.root={pairs}",
-        "transform=none",
-        "batch.size=4",
-        "sampler=sequential",
-        f"loader={loader}",
-        "model.out_channels=2",
-    )
-    parts = TrainingParts(config)
+    words = ["dataset=audio_pairs", f"dataset.root={pairs}", "transform=none", "batch.size=4"]
+    words += ["sampler=sequential", f"loader={loader}", "model.out_channels=2"]
+    parts = TrainingParts(penstock.compose(*words))
     data = parts.data.train.dataset
     with parts.data.train.loader() as loader:
         batch = next(iter(loader))

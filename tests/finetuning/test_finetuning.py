@@ -35,24 +35,11 @@ def trusted(monkeypatch):
 
 
 def words(data, *more):
-    return [
-        "dataset=arrays",
-        f"dataset.root={data}",
-        f"model={{_target_: {NETS}.Net}}",
-        "objective=classification",
-        "objective.inputs=[input]",
-        "objective.target=target",
-        "batch.size=8",
-        "trainer.max_epochs=2",
-        "loader.num_workers=0",
-        "tracker=none",
-        "trainer.pictures=false",
-        "trainer.report=false",
-        "trainer.baseline=false",
-        "trainer.checkpoint.every_steps=3",
-        "trainer.checkpoint.keep_last=99",
-        *more,
-    ]
+    given = ["dataset=arrays", f"dataset.root={data}", f"model={{_target_: {NETS}.Net}}"]
+    given += ["objective=classification", "objective.inputs=[input]", "objective.target=target"]
+    given += ["batch.size=8", "trainer.max_epochs=2", "loader.num_workers=0", "tracker=none"]
+    given += ["trainer.pictures=false", "trainer.report=false", "trainer.baseline=false"]
+    return [*given, "trainer.checkpoint.every_steps=3", "trainer.checkpoint.keep_last=99", *more]
 
 
 def state_of(run_folder, step=None):
@@ -147,13 +134,10 @@ def test_a_group_without_a_plus_is_answered_with_it(capsys, data, tmp_path):
     assert "trainer.groups.head.lr: unknown key" in said
 
 
-FROZEN = [
-    "trainer.freeze.names=[stem,blocks.0]",
-    "trainer.freeze.until=1",
-    "+trainer.groups.body={names: [stem, blocks], lr_scale: 0.5}",
-    "+trainer.groups.plain={kinds: [bias, norm], weight_decay: 0}",
-    "optimizer.weight_decay=0.5",
-]
+FROZEN = ["trainer.freeze.names=[stem,blocks.0]", "trainer.freeze.until=1"]
+FROZEN += ["+trainer.groups.body={names: [stem, blocks], lr_scale: 0.5}"]
+FROZEN += ["+trainer.groups.plain={kinds: [bias, norm], weight_decay: 0}"]
+FROZEN += ["optimizer.weight_decay=0.5"]
 
 
 @pytest.mark.thorough

@@ -11,14 +11,8 @@ from penstock.runs import checkpoint
 from tests.documents.pages import blocks, commands, write_files
 from tests.program import run
 
-QUICK = [
-    "trainer=quick",
-    "batch.size=8",
-    "loader.num_workers=0",
-    "tracker=none",
-    "trainer.pictures=false",
-    "trainer.report=false",
-]
+QUICK = ["trainer=quick", "batch.size=8", "loader.num_workers=0", "tracker=none"]
+QUICK += ["trainer.pictures=false", "trainer.report=false"]
 
 
 @pytest.fixture

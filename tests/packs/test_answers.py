@@ -237,13 +237,8 @@ def test_of_several_texts_none_is_guessed(tmp_path):
 
 @pytest.mark.thorough
 def test_a_filter_of_a_pack_answers_as_that_of_the_dataset(tmp_path):
-    words = [
-        "dataset=delimited_text",
-        f"cache_dir={tmp_path}/cache",
-        "loader=debug",
-        "data.filter=length > 20",
-        *write_messages(tmp_path / "data"),
-    ]
+    words = ["dataset=delimited_text", f"cache_dir={tmp_path}/cache", "loader=debug"]
+    words += ["data.filter=length > 20", *write_messages(tmp_path / "data")]
     dataset, packed = (of(words, *more).train.dataset for more in ([], [AUTO]))
     assert len(packed) < 32
     same_answers(dataset, packed)

@@ -5,38 +5,18 @@ import random
 import pytest
 from torch import nn
 
-from penstock import Run
 from tests.program import run
 
 IN_MAIN = ("loader.backend=main", "loader.num_workers=0")
-PACKED = (
-    "dataset=delimited_text",
-    "sampler=packed",
-    "sampler.tokens=256",
-    "sampler.window=64",
-    "collate=packed",
-    "transform.train.tokenize.kind=bytes",
-    "transform.train.tokenize.size=258",
-    "transform.train.tokenize.max_length=4096",
-    "batch.size=3",
-)
-FIT = (
-    "~model",
-    f"+model={{_target_: {__name__}.Bag}}",
-    "objective.inputs=[tokens,cu_seqlens]",
-    "trainer=quick",
-    "scheduler=none",
-    "trainer.progress=none",
-    "trainer.digest=true",
-    "trainer.ledger=true",
-    "trainer.pictures=false",
-    "trainer.baseline=false",
-    "trainer.max_epochs=2",
-    "tracker=none",
-    *IN_MAIN,
-    "loader.prefetch_factor=null",
-    "loader.persistent_workers=null",
-)
+PACKED = ("dataset=delimited_text", "sampler=packed", "sampler.tokens=256", "sampler.window=64")
+PACKED += ("collate=packed", "transform.train.tokenize.kind=bytes")
+PACKED += ("transform.train.tokenize.size=258", "transform.train.tokenize.max_length=4096")
+PACKED += ("batch.size=3",)
+FIT = ("~model", f"+model={{_target_: {__name__}.Bag}}", "objective.inputs=[tokens,cu_seqlens]")
+FIT += ("trainer=quick", "scheduler=none", "trainer.progress=none", "trainer.digest=true")
+FIT += ("trainer.ledger=true", "trainer.pictures=false", "trainer.baseline=false")
+FIT += ("trainer.max_epochs=2", "tracker=none", *IN_MAIN, "loader.prefetch_factor=null")
+FIT += ("loader.persistent_workers=null",)
 
 
 class Bag(nn.Module):
@@ -83,14 +63,6 @@ def test_a_batch_is_the_same_from_any_maker(messages, split, capsys):
     assert padded == expected  # of samples, and not of what is made of them
     assert digest(capsys, *words, *IN_MAIN, "trainer.limit_batches.train=4") == expected[:4]
     assert digest(capsys, *words, *IN_MAIN, "sampler.tokens=300") != expected
-
-
-@pytest.mark.thorough
-def test_a_batch_is_made_again_from_the_folder(messages, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
-    done = run(capsys, *messages, *FIT, f"run_dir={tmp_path}/run", "trainer.max_steps=1")
-    assert done.code == 0, done.err
-    assert len(Run(tmp_path / "run").batch(0, 0)["tokens"]) > 100
 
 
 @pytest.mark.stress

@@ -8,7 +8,6 @@ from penstock.addons.tables.table import Parquet
 from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.loading.bad_samples import BadSamples
-from penstock.loading.collate import Mismatch, Ragged
 from penstock.loading.fetch import Fetch
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
@@ -66,22 +65,6 @@ def test_lengths_that_are_not_those_of_the_rows(data, bad):
     errors = made(work, requests)
     assert_same(errors, by_sample(work, requests))
     assert sum("the column of lengths says" in str(error) for error in errors) >= 1
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"tokens": torch.zeros(2)}, "tokens"),
-        ({"tokens": ["a", "b"]}, "tokens"),
-        ({"mask": torch.zeros(2, 3)}, "tokens"),
-        ({"tokens": torch.zeros(2, 3), "mask": torch.zeros(2, 4)}, "mask"),
-        ({"tokens": Ragged(torch.zeros(5, 2), torch.tensor([2, 3]))}, "tokens"),
-    ],
-)
-def test_what_is_no_list_of_tokens_is_left_to_the_samples(fields, field):
-    with pytest.raises(Mismatch) as error:
-        Flatten(fields=[name for name in fields if name != "tokens"]).together(fields)
-    assert error.value.field == field
 
 
 def test_rows_of_one_length_are_a_block_each():

@@ -219,24 +219,11 @@ def test_a_model_is_trained_on_tokens_without_a_text(tmp_path, capsys):
     draw = np.random.default_rng(2)
     sequences = [draw.integers(0, 99, int(n)).tolist() for n in draw.integers(8, 40, 60)]
     write_pair(tmp_path / "a", "web", sequences, [0, 60])
-    words = [
-        "dataset=token_files",
-        f"dataset.root={tmp_path / 'a'}",
-        "dataset.vocab_size=99",
-        "model=language_model",
-        "model.width=16",
-        "model.layers=1",
-        "model.heads=2",
-        "objective=language_modeling",
-        "objective.metrics={}",
-        "sampler.tokens=32",
-        "collate.labels=true",
-        "batch.size=2",
-        "trainer.max_epochs=1",
-        "loader=debug",
-        "tracker=none",
-        f"run_dir={tmp_path / 'run'}",
-    ]
+    words = ["dataset=token_files", f"dataset.root={tmp_path / 'a'}", "dataset.vocab_size=99"]
+    words += ["model=language_model", "model.width=16", "model.layers=1", "model.heads=2"]
+    words += ["objective=language_modeling", "objective.metrics={}", "sampler.tokens=32"]
+    words += ["collate.labels=true", "batch.size=2", "trainer.max_epochs=1", "loader=debug"]
+    words += ["tracker=none", f"run_dir={tmp_path / 'run'}"]
     assert run(capsys, *words).code == 0
     last = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
     assert 0 < last["val/loss"] < 10

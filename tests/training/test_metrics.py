@@ -39,15 +39,6 @@ def test_other_numbers_of_landmarks_go_by_the_box():
     assert result(target + torch.tensor([0.0, 5.0]), target) == pytest.approx(5 / 50)
 
 
-def test_batches_do_not_matter():
-    target = faces(7)
-    predicted = target + torch.randn_like(target)
-    metric = NormalizedMeanError()
-    for rows in (slice(0, 1), slice(1, 5), slice(5, 7)):
-        metric.update(predicted[rows], target[rows])
-    assert metric.compute().item() == pytest.approx(result(predicted, target), rel=1e-14)
-
-
 def test_without_a_face_there_is_no_error():
     target = faces(1)
     target[0, 36] = target[0, 45]

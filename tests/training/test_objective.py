@@ -216,24 +216,12 @@ def test_wrong_outputs_and_fields_are_named():
 
 SHAPES = [(), (1,), (3,), (2, 3), (1, 2, 3), (5, 9)]
 # Of torchmetrics.regression, those that take numbers; others take distributions, or need options.
-OF_NUMBERS = [
-    "ConcordanceCorrCoef",
-    "ExplainedVariance",
-    "KendallRankCorrCoef",
-    "LogCoshError",
-    "MeanAbsoluteError",
-    "MeanAbsolutePercentageError",
-    "MeanSquaredError",
-    "MeanSquaredLogError",
-    "NormalizedRootMeanSquaredError",
-    "PearsonCorrCoef",
-    "R2Score",
-    "RelativeSquaredError",
-    "SpearmanCorrCoef",
-    "SymmetricMeanAbsolutePercentageError",
-    "TweedieDevianceScore",
-    "WeightedMeanAbsolutePercentageError",
-]
+OF_NUMBERS = ["ConcordanceCorrCoef", "ExplainedVariance", "KendallRankCorrCoef", "LogCoshError"]
+OF_NUMBERS += ["MeanAbsoluteError", "MeanAbsolutePercentageError", "MeanSquaredError"]
+OF_NUMBERS += ["MeanSquaredLogError", "NormalizedRootMeanSquaredError", "PearsonCorrCoef"]
+OF_NUMBERS += ["R2Score", "RelativeSquaredError", "SpearmanCorrCoef"]
+OF_NUMBERS += ["SymmetricMeanAbsolutePercentageError", "TweedieDevianceScore"]
+OF_NUMBERS += ["WeightedMeanAbsolutePercentageError"]
 
 
 class Seen(Metric):

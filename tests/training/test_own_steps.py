@@ -214,8 +214,6 @@ def test_an_optimizer_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match="has critic; the objective asks for 'discriminator'"):
         other.learn(batch(0))
 
-
-def test_a_name_is_needed_where_there_are_several_optimizers():
     class Nameless:
         def step(self, model, batch, update):
             update(model(batch["row"][:, :3]).mean())

@@ -160,23 +160,11 @@ def test_records_of_a_stream_are_passed_over_and_not_decoded():
         assert next(iter(loader.epoch(0, start=2))).request.step == 4
 
 
-FIT = (
-    "experiment=sequences",
-    "dataset.count=100",
-    "batch.size=8",
-    "trainer=quick",
-    "trainer.max_epochs=2",
-    "trainer.ledger=true",
-    "trainer.digest=true",
-    "tracker=none",
-    "trainer.pictures=false",
-    "trainer.baseline=false",
-    "loader.num_workers=0",
-    "loader.prefetch_factor=null",
-    "loader.persistent_workers=null",
-    "trainer.checkpoint.every_steps=4",
-    "trainer.checkpoint.keep_last=9",
-)
+FIT = ("experiment=sequences", "dataset.count=100", "batch.size=8", "trainer=quick")
+FIT += ("trainer.max_epochs=2", "trainer.ledger=true", "trainer.digest=true", "tracker=none")
+FIT += ("trainer.pictures=false", "trainer.baseline=false", "loader.num_workers=0")
+FIT += ("loader.prefetch_factor=null", "loader.persistent_workers=null")
+FIT += ("trainer.checkpoint.every_steps=4", "trainer.checkpoint.keep_last=9")
 
 
 @pytest.fixture(scope="module")
@@ -285,13 +273,8 @@ def test_bad_ranges(given, message, tmp_path, capsys):
 
 @pytest.mark.stress
 def test_a_run_that_fails_on_a_batch_says_how_to_go_on_without_it(tmp_path, capsys):
-    given = (
-        "scheduler=none",
-        "optimizer.lr=1e30",
-        "trainer.checkpoint.every_steps=1",
-        "trainer.log_every=1",
-        "trainer.skip=[[1,0],[1,1]]",
-    )
+    given = ("scheduler=none", "optimizer.lr=1e30", "trainer.checkpoint.every_steps=1")
+    given += ("trainer.log_every=1", "trainer.skip=[[1,0],[1,1]]")
     failed = run(capsys, *FIT, *given, f"run_dir={tmp_path / 'run'}")
     assert failed.code == 1
     at = failed.err.partition("at epoch 0, step ")[2].partition(".")[0]

@@ -18,20 +18,9 @@ from penstock.runs import checkpoint
 from tests.program import run
 from tests.runs.test_longer_runs import NUMBERS
 
-COMMON = [
-    "--config-dir",
-    "conf",
-    "--trust",
-    "tests",
-    "dataset=numbers",
-    "batch.size=8",
-    "loader=debug",
-    "trainer.baseline=false",
-    "tracker=none",
-    "trainer.pictures=false",
-    "trainer.progress=none",
-    "cache_dir=cache",
-]
+COMMON = ["--config-dir", "conf", "--trust", "tests", "dataset=numbers", "batch.size=8"]
+COMMON += ["loader=debug", "trainer.baseline=false", "tracker=none", "trainer.pictures=false"]
+COMMON += ["trainer.progress=none", "cache_dir=cache"]
 
 
 @pytest.fixture
