@@ -109,12 +109,13 @@ def test_a_run_that_was_stopped_says_how_to_go_on(preempted):
     assert f"python run.py resume={folder}" in text
 
 
-def test_reports_need_no_torch(runs):
+@pytest.mark.parametrize("task", ["report", "runs"])
+def test_reports_and_lists_need_no_torch(task, runs):
     code = (
         "import sys; from penstock import command; code = command.main(sys.argv[1:]); "
         "print('torch' in sys.modules, code)"
     )
-    words = [sys.executable, "-c", code, "task=report", f"runs=[{runs / 'done'}]"]
+    words = [sys.executable, "-c", code, f"task={task}", f"runs=[{runs / 'done'}]"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False 0", done.stderr
 
@@ -212,9 +213,7 @@ def test_a_result_at_chance_is_not_getting_better(tmp_path):
     ("waited", "work", "workers", "said"),
     [
         (0.05, 30.0, 2, "Training is the bottleneck: 5% of the time went into waiting for data."),
-        (0.05, 1.0, 0, "Training is the bottleneck: 5%"),
         (0.46, 5.0, 0, "46% of the time went into waiting for data: training makes"),
-        (0.7, 7.0, 0, "70% of the time went into waiting for data: training makes"),
         (0.3, 4.0, "auto", "Loading is the bottleneck: 30% of the time went into waiting"),
         (
             0.11,
@@ -236,7 +235,6 @@ def test_a_bottleneck_is_named_where_it_is_one(waited, work, workers, said, tmp_
     [
         ([0.5], "min", "To measure its best weights again:"),
         ([0.5, 0.4], "min", "It was still getting better. To train longer:"),
-        ([0.9, 0.5, 0.4, 0.3], "min", "It was still getting better. To train longer:"),
         ([0.1, 0.5, 0.4, 0.7], "max", "To measure its best weights again:"),
         ([0.1, 0.5, 0.4, 0.3, 0.2], "max", "To measure its best weights again:"),
     ],

@@ -1,16 +1,13 @@
 """`task=runs`: what lies in folders of runs."""
 
 import json
-import os
-import subprocess
-import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from penstock.addons.reports.runs import Row
-from tests.program import ROOT, run
+from tests.program import run
 
 SMALL = (
     "trainer=quick",
@@ -154,19 +151,3 @@ def test_mistakes_are_named(tmp_path, monkeypatch, capsys):
         assert said in outcome.err
         assert "Traceback" not in outcome.err
     assert "0 of 0 runs" in run(capsys, "task=runs").err
-
-
-@pytest.mark.thorough
-def test_it_imports_no_torch(write):
-    path = write("outputs/a")
-    code = (
-        "import sys; from penstock import command; code = command.main(sys.argv[1:]); "
-        "sys.exit(code or 'torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "task=runs"],
-        cwd=path.parent.parent,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    assert done.returncode == 0

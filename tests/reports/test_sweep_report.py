@@ -14,19 +14,7 @@ from penstock.addons.reports.sweep_report import is_sweep
 from penstock.addons.sweeps.sweep import jobs_of, note
 from tests import conftest
 from tests.program import run
-
-SMALL = [
-    "dataset.count=60",
-    "dataset.size=48",
-    "batch.size=8",
-    "loader=debug",
-    "tracker=none",
-    "trainer.pictures=false",
-    "trainer.device=cpu",
-    "trainer.progress=none",
-    "trainer.baseline=false",
-    "trainer.max_epochs=2",
-]
+from tests.reports.conftest import SMALL
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +28,8 @@ def swept(tmp_path_factory, faces_root):
         f"hydra.sweep.dir={folder}",
         f"dataset.root={faces_root}",
         *SMALL,
+        "trainer.baseline=false",
+        "trainer.max_epochs=2",
     ]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
         conftest.leave_reports(patch, "of_sweep")
@@ -99,7 +89,7 @@ EVIL = "<script>alert(1)</script>"
 
 def test_texts_of_strangers_stay_texts(sweep):
     named = f"\"'><img src=x onerror=alert(1)>{EVIL}\x1b[31m\u202e"
-    first, second, third, _ = jobs(sweep)
+    first, _, third, _ = jobs(sweep)
     note(
         first,
         monitor=EVIL,
@@ -107,16 +97,6 @@ def test_texts_of_strangers_stay_texts(sweep):
         status=EVIL,
         overrides=[f"sampler={EVIL}", f"{EVIL}=1", "seed=1"],
         best={f"val/{EVIL}": 1.0},
-    )
-    note(
-        second,
-        command=EVIL,
-        platform=EVIL,
-        order=EVIL,
-        data={"fingerprint": EVIL, "train": EVIL},
-        fingerprint={EVIL: EVIL},
-        code={EVIL: {EVIL: EVIL}},
-        sessions=[{"world": EVIL}],
     )
     third.rename(sweep / "<b>2")
     page = page_of(sweep)
@@ -155,48 +135,20 @@ def test_what_is_no_sweep_is_said(tmp_path, capsys, faces, swept):
     assert "is not a run's folder" in told.err
 
 
-def little(monkeypatch, then=lambda config: None):
-    """A sweep of three jobs without training; what is to happen in each."""
-
+def test_a_sweep_that_is_left_has_a_report(tmp_path, monkeypatch, capsys, reports):
     def task(config):
         Path(config.run_dir).mkdir(parents=True, exist_ok=True)
-        then(config)
-        return config.seed / 10
-
-    monkeypatch.setattr(seams, "function", lambda name: task)
-    return ["-m", "seed=1,2,3", "hydra.sweep.dir=sweep"]
-
-
-def test_a_sweep_that_is_left_has_a_report(tmp_path, monkeypatch, capsys, reports):
-    monkeypatch.chdir(tmp_path)
-
-    def stop(config):
         if config.seed == 2:
             raise KeyboardInterrupt
+        return config.seed / 10
 
-    told = run(capsys, *little(monkeypatch, stop))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(seams, "function", lambda name: task)
+    told = run(capsys, "-m", "seed=1,2,3", "hydra.sweep.dir=sweep")
     assert told.code == 130
     assert "report       sweep/report.html" in told.out
     page = (tmp_path / "sweep" / "report.html").read_text()
     assert "The job is done" in page
-
-
-@pytest.mark.thorough
-def test_a_report_that_fails_costs_a_warning(tmp_path, monkeypatch, capsys, reports):
-    monkeypatch.chdir(tmp_path)
-    words = little(monkeypatch)
-
-    def broken(folder, key="runs"):
-        raise ZeroDivisionError("a bug")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sweep_report, "write", broken)
-        told = run(capsys, "-m", "seed=1", words[-1])
-    assert told.code == 0
-    assert "WARNING: the sweep's report is missing: " in told.err
-    told = run(capsys, "-m", "seed=1", "hydra.sweep.dir=other", "trainer.report=false")
-    assert "report.html" not in told.out
-    assert not (tmp_path / "other" / "report.html").exists()
 
 
 def test_a_setting_that_lacks_a_fold_is_not_the_best(tmp_path):

@@ -57,6 +57,7 @@ class Shown(Observer):
                 places, losses = self.fit.objective.by_sample(losses, batch)
                 self._rows.append(batch.indices[places.cpu().numpy()])
                 self._losses.append(losses)
+            # A warning for each batch would bury all else.
             self._works = not failed
 
     def on_epoch_end(self, record: Record) -> None:
@@ -64,6 +65,7 @@ class Shown(Observer):
             return
         rows, losses = np.concatenate(self._rows), torch.cat(self._losses).double().cpu().numpy()
         order, count = np.argsort(losses, kind="stable"), len(losses)  # not a number comes last
+        # Of few samples none may be in two groups, or the worst would be among the best.
         each, middle = min(EACH, -(-count // 3)), (count - 1) // 2
         first = max(each, middle - (each - 1) // 2)
         last = max(count - each, first)
@@ -80,6 +82,7 @@ class Shown(Observer):
         from penstock.addons.reports.run_page import lines_of
 
         fit, chosen, examples = self.fit, list[dict[str, Any]](), None
+        # After a resume the best epoch may be an earlier one, whose losses are gone.
         latest = next(reversed(self.by_epoch), -1)
         best = int(fit.result.best["epoch"]) if fit.result.best else latest
         groups, facts = self.by_epoch.get(best) or self.by_epoch.get(latest) or (None, None)
@@ -107,6 +110,7 @@ class Shown(Observer):
         from penstock.addons.reports import report, run_page, samples
 
         folder = self.fit.folder.path
+        # The start before may have left facts; they show more than these would.
         if status != "done" and not (folder / run_page.FACTS).exists():
             with only_shown("what the report shows of the data"):
                 samples.write(folder, self.fit.data)

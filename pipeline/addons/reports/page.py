@@ -53,6 +53,7 @@ def render(title: str, kind: str, lead: Markup, sections: Sequence[Section], foo
         lead: what stands below the title, before the list of sections.
         foot: the last line.
     """
+    # Texts of a run come from file names and data, so the page lets no other script run.
     script = _source("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
@@ -120,6 +121,7 @@ def curve(
     """
     xs, ys = (np.asarray(list(values), float) for values in (x, y))
     kept = np.flatnonzero(np.isfinite(ys))
+    # A mean would hide the one step whose loss was a thousand times the rest.
     if len(kept) > _MOST_POINTS:  # the lowest and the highest of some at a time
         parts = np.array_split(kept, _MOST_POINTS // 2)
         kept = np.unique([part[[ys[part].argmin(), ys[part].argmax()]] for part in parts])
@@ -144,6 +146,7 @@ def chart(title: str, curves: Iterable[dict[str, Any]], wide: bool = False, **mo
     """
     usual: dict[str, Any] = {"x_label": "", "marks": [], "levels": {}, "span": []}
     usual |= {"log": False, "logx": False, "percent": False}
+    # Curves of one point come from runs of one epoch: a table shows that better.
     kept = [one for one in curves if len(one["x"]) > one["line"]]  # a point alone is no line
     return part("chart", title, {"curves": kept, **usual, **more}, wide) if kept else Markup("")
 

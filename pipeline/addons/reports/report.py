@@ -44,6 +44,7 @@ def save(record: Run) -> Path:
 
 def write(folder: Path, html: str) -> Path:
     """Write a report into a folder, and return its path; raises DiskError."""
+    # Texts may hold halves of surrogate pairs, such as in names of files, that UTF-8 refuses.
     write_atomically(folder / NAME, html.encode(errors="backslashreplace"))
     return folder / NAME
 
@@ -61,6 +62,7 @@ def part_of(make: Callable[[Any], Section | None], record: Any) -> Section | Non
     """A section of a report; one that cannot be made costs a warning, and says so in its place."""
     try:
         return make(record)
+    # One damaged file must not cost the rest of the page.
     except Exception as error:
         title, why = make.__name__.replace("_", " ").capitalize(), reason(error)
         say(f"WARNING: the report lacks a section ({title}): {why}")
@@ -70,8 +72,10 @@ def part_of(make: Callable[[Any], Section | None], record: Any) -> Section | Non
 def leave(folder: Path, is_done: bool) -> None:
     """Write the report of a run that ends now; where that fails, the run is as it was."""
     with only_shown("the report"):
+        # Read from the files, as task=report does: there is one way to make a page.
         record = Run(folder)
         (put if is_done else say)(f"{'report':<12} {save(record)}")
+        # The lines of the epochs show a good result; what went wrong deserves a sentence.
         if is_done and (verdict.concern(record) or not verdict.is_better(record)):
             say(f"{'verdict':<12} {verdict.result(record)}")
 

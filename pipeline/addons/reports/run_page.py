@@ -38,6 +38,7 @@ FACTS = "report/facts.json"  # which samples.py writes
 Sample = dict[str, Any]  # row, path, truth, predicted, wrong, words, uri, group, loss
 
 _MOST_CURVES = 8  # of the classes of a metric
+# Of a table: a run of 10,000 epochs or starts must still give a page that opens at once.
 _MOST_ROWS = 200  # of a table
 _SHAPES = {"clips": "strips", "signals": "wide-ones", "views": "wide-ones"}
 
@@ -48,9 +49,12 @@ def curves(run: Run) -> Section | None:
     if last is None:
         return None
     charts, marks = list[Markup](), []
+    # The only epoch is trivially the best one, so a mark would say nothing.
     if len(run.metrics) > 1 and (at := number(run.manifest.get("best"), "step")) is not None:
         marks.append((at, "best"))
     ends = dict(zip(column(run.metrics, "epoch"), column(run.metrics, "step"), strict=True))
+    # A batch and an optimizer step differ where gradients are accumulated; the axis counts
+    # optimizer steps, and addresses count batches.
     accumulate = number(run.config.get("trainer"), "accumulate") or 1
     for epoch, step in (start["at"] for start in run.sessions[1:] if start.get("at")):
         marks.append((ends.get(epoch - 1, 0) + step / accumulate, "resumed"))
@@ -60,6 +64,8 @@ def curves(run: Run) -> Section | None:
     for name in names:
         title, _, label = name.removeprefix("val/").partition("/")
         panels.setdefault(title, {})[label or "validation"] = name
+    # Constants that the result has to beat, as horizontal lines: a curve alone does not tell
+    # whether 0.4 is good.
     levels = {baseline_of(run): run.manifest.get("baseline")}
     levels |= run.manifest.get("comparisons") or {}
 
@@ -72,15 +78,19 @@ def curves(run: Run) -> Section | None:
         notes = (f"epoch {e:.0f} · {counted(int(s), 'step')}" for e, s in zip(at, x, strict=True))
         return curve(label, x, column(rows, name), notes, **style)
 
+    # The training loss is the mean over the epoch, so it can be above that of validation after it.
     own = [line("train/loss", "training", color=COLORS[1]), line("val/loss", "validation")]
+    # The ledger has each batch; without it the logs have every few steps.
     fine = line("train/loss", "between two logs", run.logs, color=MUTED, thin=True)
     if run.ledger is not None:
         epochs, steps = run.ledger["epoch"].tolist(), run.ledger["step"].tolist()
+        # A ledger knows no optimizer steps, so they are counted from the end of the epoch before.
         x = [ends.get(e - 1, 0) + (s + 1) / accumulate for e, s in zip(epochs, steps, strict=True)]
         notes = (f"epoch {e}, step {s}" for e, s in zip(epochs, steps, strict=True))
         fine = curve("each step", x, run.ledger["loss"], notes, color=MUTED, thin=True)
     charts.append(chart("Loss", [fine, *own], True, levels=levels_of("loss"), **axis))
     for title, labels in panels.items():
+        # A thousand classes would be a thousand lines in eight colours.
         shown = list(labels.items())[:_MOST_CURVES]
         more = f" ({len(shown)} of {len(labels)} classes)" if len(labels) > len(shown) else ""
         lines = [line(name, label, color=COLORS[i]) for i, (label, name) in enumerate(shown)]
@@ -108,6 +118,7 @@ def curves(run: Run) -> Section | None:
 def read(folder: Path) -> dict[str, Any] | None:
     """What the run in `folder` has kept of its data; None if it kept nothing."""
     path = folder / FACTS
+    # A run of before the first step, or with trainer.report=false, has kept nothing.
     return json.loads(path.read_bytes()) if path.exists() else None
 
 
@@ -115,6 +126,7 @@ def lines_of(sample: Sample) -> list[str]:
     """A sample's caption: what was predicted, the truth if it differs, the loss, and its row."""
     truth, guess, wrong = (sample.get(name) for name in ("truth", "predicted", "wrong"))
     lines = [str(guess or truth)] if guess or truth else []
+    # A right prediction has other words than the truth too, such as its probability.
     if guess and truth and guess != truth and wrong is not False:
         lines.append(f"{'not' if wrong else 'true'} {truth}")
     if sample.get("loss") is not None:
@@ -127,6 +139,7 @@ def settings(run: Run) -> Section:
     """The command, the git state, the machine, the keys that were typed, and the configuration."""
     whole = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True, width=88)
     manifest, git = run.manifest, run.manifest.get("git") or {}
+    # A commit does not give the code of a run whose files differed from it.
     dirty = ", and files differed from it" if git.get("dirty") else ""
     facts = {
         "started": clock(manifest, "started"),
@@ -138,6 +151,7 @@ def settings(run: Run) -> Section:
     keys = ("device", "gpus", "cpus", "threads", "platform", "python", "penstock")
     machine = {key: manifest.get(key) for key in keys} | manifest.get("packages", {})
     texts = {key: ", ".join(of) if isinstance(of, list) else of for key, of in machine.items()}
+    # Of 300 keys, those that somebody typed are what makes this run another than the next.
     pairs = [(key, value) for key, _, value in (word.partition("=") for word in overrides(run))]
     return Section(
         "Settings",
@@ -152,6 +166,7 @@ def settings(run: Run) -> Section:
 
 def time_spent(run: Run) -> Section | None:
     """Share of waiting and speed over the epochs (or the logs of one), and the work by stage."""
+    # One epoch would be one point, which is no curve; its logs are some.
     x = "epoch" if len(run.metrics) > 1 else "step"
     records, spent = run.metrics if x == "epoch" else run.logs, stages(run)
     waiting, speed = (
@@ -163,6 +178,7 @@ def time_spent(run: Run) -> Section | None:
         chart("Samples per second", [speed], x_label=x),
     ]
     total = sum(spent.values())
+    # Stages run in other processes at the same time, so their sum is work and not time.
     rows = [(name, numeral(ms, 3), f"{ms / total:.0%}") for name, ms in spent.items() if total]
     caption = "Work on a sample by stage, on average; workers do it ahead of the training"
     table = page.table(caption, ("stage", "ms a sample", "share"), rows, (1, 2))
@@ -181,6 +197,7 @@ def starts(run: Run) -> Section | None:
         rows.append(
             (
                 clock(session, "started"),
+                # A start without an end was killed: nobody was left to write how it ended.
                 session.get("status") or (run.state if session is run.sessions[-1] else "killed"),
                 duration((ended - began).total_seconds()) if began and ended else "–",
                 session.get("world", 1),
@@ -190,6 +207,7 @@ def starts(run: Run) -> Section | None:
         )
     head = ("start", "ended as", "took", "ranks", "from", "reason")
     table = page.table("Every start of the run", head, rows, (2, 3))
+    # An epoch without workers may have no such number.
     deaths = int(np.nansum(column(run.metrics, "worker_deaths")))
     lines = [
         f"{duration(seconds_of(run))} of training in finished epochs.",
@@ -220,6 +238,7 @@ def data(run: Run) -> Section:
     else:
         parts.append(page.paragraph("No sample was left out by this run."))
     if order:
+        # The hash is of rows and positions alone: other pixels in the same order have the same one.
         text = "Runs with the same order hash put the same row numbers into the same batches."
         parts += [page.facts({"order of the samples": order}), page.paragraph(text)]
     return Section("Data", page.together(*parts))
@@ -230,6 +249,7 @@ def samples(run: Run) -> Section | None:
     facts = read(run.path)
     if facts is None:
         return None
+    # Validation samples look as training ones do, and the shape of tiles depends on it.
     kind = next((batch["kind"] for batch in facts["batches"]), "")
     parts: list[Markup] = []
     for batch in facts["batches"]:
@@ -255,6 +275,7 @@ def samples(run: Run) -> Section | None:
 
 def _chosen(facts: dict[str, Any]) -> str:
     """How predictions were chosen, and what the colours of tiles mean."""
+    # Classes are in words below a tile; only what is drawn needs its colours explained.
     drawn = any("uri" in one and not one["truth"] for one in facts["predictions"])
     text = " Truth that is drawn is green, and predictions are orange; a true mask is left." * drawn
     if not (losses := facts["losses"]):
@@ -267,6 +288,7 @@ def _chosen(facts: dict[str, Any]) -> str:
 
 def _shown(samples: list[Sample], kind: str) -> Markup:
     """Samples as tiles, or as a table where they are words."""
+    # Texts side by side are read as a table; tiles without an image are empty boxes.
     if not any("uri" in sample for sample in samples):
         keys = ("row", "words", "truth", "predicted", "loss")
         rows = [[sample.get(key) for key in keys] for sample in samples]

@@ -52,8 +52,10 @@ class Row(NamedTuple):
             metric, best, *_ = monitored(run)
             started, is_max = moment(run.manifest, "started"), run.manifest.get("mode") == "max"
             values = column(run.metrics, f"val/{metric}")[finite(run.metrics, f"val/{metric}")]
+            # The manifest has its best value when the run has ended only.
             if best is None and run.state != "done" and len(values):  # not ended
                 best = float(values.max() if is_max else values.min())
+            # The folder has a column of its own.
             typed = [w for w in run.manifest.get("overrides", []) if not w.startswith("run_dir=")]
             command, steps = str(run.manifest.get("command", "")), column(run.metrics, "step")
             return cls(
@@ -67,6 +69,7 @@ class Row(NamedTuple):
                 is_max,
                 program.joined(typed) or command[:_LONGEST],
             )
+        # One broken folder of a thousand is a line that says why, and no end of the list.
         except (PenstockError, OSError, ValueError, TypeError, KeyError) as error:
             return cls(path, words=str(error).strip()[:_LONGEST])
 
@@ -87,6 +90,7 @@ def run(config: Config) -> None:
 def find(folder: Path) -> Iterator[Path]:
     """The folders of runs below `folder` (or itself), without those inside a run, by name."""
     for parent, folders, files in os.walk(folder):
+        # No run is inside another, and a checkpoint may be many folders.
         if MANIFEST in files and CONFIG in files:
             folders.clear()
             yield Path(parent)
@@ -107,6 +111,7 @@ def put_runs(
         sort: the newest first, or the best.
         limit: lines at most.
     """
+    # Folders may overlap: runs=[outputs,outputs/2026-11-22].
     folders = list(dict.fromkeys(path for folder in below for path in find(folder)))
     read = map(Row.read, folders)
     all_rows = list(watched(read, len(folders), "reading runs"))
@@ -126,6 +131,7 @@ def put_runs(
 def _place(row: Row) -> tuple[bool, str, float]:
     """A key that sorts by metric, the best first and those without a value last."""
     value = row.best or 0.0
+    # Values of different metrics are not comparable, so runs are sorted within each.
     return row.best is None, row.metric, -value if row.is_max else value
 
 

@@ -49,6 +49,7 @@ def write(
         predictions: `predictions`, `losses` and `examples`, for the report.
     """
     facts: dict[str, Any] = {"notes": [], "batches": [], "predictions": [], **predictions}
+    # Each part fails by itself: data that cannot be read leaves the predictions to look at.
     with only_shown("a part of the report (the data)"):
         facts["splits"] = [
             {
@@ -60,11 +61,13 @@ def write(
             for split in data.splits
         ]
     if objective is None:
+        # A run often fails by its data, and reading it again would fail, or hang, again.
         facts["notes"].append("No samples are shown, since the run was not done.")
     else:
         with only_shown("a part of the report (the first batches)") as failed, _generators():
             facts["batches"] += _batches(data.train, objective)
         facts["notes"] += [f"The first batches are missing: {reason}" for reason in failed]
+    # Images are inlined as texts, so the report can be made again from this file alone.
     prepare((folder / FACTS).parent)
     write_atomically(folder / FACTS, json.dumps(facts, indent=1).encode())
 
@@ -79,10 +82,12 @@ def predictions(
     """
     if isinstance(split.plan, StreamPlan):
         return []
+    # Spread evenly: the first rows of a sorted folder are all of one class.
     last = len(split.dataset) - 1
     rows = np.unique(np.linspace(0, last, min(last + 1, _SPREAD)).round().astype(np.int64))
     groups = groups or {"spread over the split": rows}
     by_row = {int(row): name for name, rows in groups.items() for row in rows}
+    # The whole measurement again for a few rows, as the loop keeps losses and no outputs.
     device = next(model.parameters()).device
     with _generators(), torch.no_grad():
         # Where rows are packed, each is the beginning of a block of its own.
@@ -116,6 +121,7 @@ def draw_batch(split: Split, batch: Batch, folder: Path) -> Path | None:
 @contextmanager
 def _generators() -> Iterator[None]:
     """Put back the generators of this process and of its GPU."""
+    # Asking for the state of a GPU would start CUDA in runs on CPUs, which takes seconds.
     is_there = torch.cuda.is_initialized()
     devices = [torch.cuda.current_device()] if is_there else []
     with scope(), torch.random.fork_rng(devices):
@@ -145,6 +151,7 @@ def _samples(
 ) -> dict[int, Sample]:
     """The first rows of a batch that are not padding, as they can be shown, by their places."""
     kind, field = _kind(batch, objective)
+    # Rows of tables have names and units for people, which their tensors have lost.
     rendered, about = objective.rendered(batch, outputs), getattr(split.dataset, "about", None)
     images = _as_the_model_saw(split, field, batch) if kind in ("images", "views", "clips") else []
     signals = _unpadded(batch, field) if kind == "signals" else []
@@ -166,6 +173,7 @@ def _samples(
             words = ", ".join(f"{name} {cell}" for name, cell in cells if cell is not None)
         else:
             words = _words(batch, objective, row)
+        # Behind a filter the plan counts other rows than the file does.
         own = own_row(split.dataset, index)
         samples[row] = {
             "row": index,
@@ -214,6 +222,7 @@ def _as_the_model_saw(split: Split, field: str, batch: Batch) -> list[Tensor]:
     for name in [field, *_views(batch, field)]:
         stack = batch[name]
         if is_clips(stack):
+            # Neighbouring frames are nearly the same image.
             frames = np.linspace(0, stack.shape[1] - 1, min(stack.shape[1], _STRIP)).round()
             stack = torch.cat([stack[:, int(frame)] for frame in frames], dim=-1)
         stacks.append(denormalized(stack, split.transform, split.batch_transform))
@@ -222,6 +231,7 @@ def _as_the_model_saw(split: Split, field: str, batch: Batch) -> list[Tensor]:
 
 def _views(batch: Batch, field: str) -> list[str]:
     """The second view of a field, where nothing is drawn on the first."""
+    # The points of one view would lie at wrong places of the other.
     is_plain = set(batch.kinds.values()) <= {"image"}
     return [f"{field}_2"] if f"{field}_2" in batch and is_plain else []
 
@@ -244,6 +254,7 @@ def _unpadded(batch: Batch, field: str) -> list[tiles.Array]:
     """
     values, lengths = batch[field].detach().float().cpu(), batch.get(f"{field}_lengths")
     longest = max(values.shape[1:]) if lengths is None else int(lengths.max())
+    # Layouts [T, F] and [F, T] are both usual, and nothing in a batch names them.
     values = values if values.shape[1] == longest else values.mT
     kept = [longest] * len(values) if lengths is None else lengths.tolist()
     return [signal[: max(length, 1)].numpy() for signal, length in zip(values, kept, strict=True)]
@@ -255,6 +266,7 @@ def _words(batch: Batch, objective: Objective, number: int) -> str:
     if texts := [value[number] for value in lists if isinstance(value[number], str)]:
         return " / ".join(texts)
     value = batch[objective.shown_field(batch)][number].flatten()
+    # Of a flattened input of any shape the beginning is enough to see its scale.
     few = ", ".join(f"{number:.4g}" for number in value[:8].tolist())
     return few + (" ..." if value.numel() > 8 else "")
 

@@ -53,6 +53,7 @@ def is_sweep(path: Path) -> bool:
 def write(folder: Path) -> Path:
     """Make the report of the sweep in `folder`, and return its path; raises DiskError."""
     jobs = jobs_of(folder)
+    # A sweep has one metric, and jobs that have not begun do not know its direction.
     sign = -1 if any(job.manifest.get("mode") == "max" for job in jobs) else 1
     jobs.sort(key=lambda job: math.inf if job.value is None else sign * job.value)
     runs, troubles = dict[str, Run](), {job.name: job.error for job in jobs}
@@ -100,6 +101,7 @@ def leaderboard(sweep: Sweep) -> Section:
     rows = []
     for job in sweep.jobs:
         name: object = job.name
+        # Links are relative, so that the sweep can be moved or copied as a whole.
         if (job.path / report.NAME).is_file() and job.path.parent == sweep.path:
             name = Markup('<a href="{0}/{1}">{0}</a>').format(page.shown(job.name), report.NAME)
         own = [job.settings.get(key, "") for key in sweep.varied]
@@ -111,6 +113,7 @@ def leaderboard(sweep: Sweep) -> Section:
     columns = range(2 + len(sweep.varied), len(head) - 1)
     jobs = page.table("The jobs, the best first", head, rows, columns, without_empty=True)
     if len(sweep.means) == len(sweep.jobs):
+        # Each setting ran once: means and jobs would be the same table twice.
         return Section("Leaderboard", jobs)
     lines = [
         ["" if of != of else numeral(of, 5) if isinstance(of, float) else of for of in row]
@@ -130,6 +133,7 @@ def curves(sweep: Sweep) -> Section | None:
         for place, job in enumerate(sweep.jobs):
             run = sweep.runs.get(job.name)
             if run is not None and len(finite(run.metrics, name)) > 1:
+                # Colours are for the best few; a hundred coloured lines are none.
                 named = place < _MOST_COLORED and job.value is not None
                 color = COLORS[place] if named else MUTED
                 own = " ".join(f"{key}={job.settings.get(key)}" for key in sweep.varied)

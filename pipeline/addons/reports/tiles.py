@@ -50,13 +50,16 @@ def tile(
     drawn = Image.fromarray(pixels(image)).convert("RGB")
     has_marks = view.boxes is not None or view.mask is not None
     plain = not has_marks and view.points is None and view.predicted_points is None
+    # Resized and as a JPEG, an image of 28 by 28 pixels is a blur; the browser enlarges its pixels.
     if plain and max(drawn.size) <= _TINY:
         return _encoded(drawn, "PNG")
     factor = (_STRIP if strip else _MARKED if has_marks else SIDE) / max(drawn.size)
     if factor < 1 or not plain:
         size = [max(1, round(side * factor)) for side in drawn.size]
         drawn = drawn.resize((size[0], size[1]), Image.Resampling.LANCZOS)
+    # A model may have seen the image at another size than the one that is drawn.
     at = np.array(scale, np.float32) * factor
+    # Side by side: two masks over one image hide each other where they agree.
     masks = [mask for mask in (view.mask, view.predicted_mask) if mask is not None]
     if masks:
         colored = [np.asarray(_masked(drawn, mask)) for mask in masks]
@@ -68,6 +71,7 @@ def tile(
 
 def pixels(image: Tensor) -> npt.NDArray[np.uint8]:
     """[C, H, W] as uint8 [H, W, 3], or [H, W] of one channel."""
+    # Datasets may give subclasses of tensors, whose operations keep what they attach.
     image = image.detach().cpu().as_subclass(Tensor)
     if image.is_floating_point():
         image = (image.clamp(0, 1) * 255).round().to(torch.uint8)
@@ -76,12 +80,14 @@ def pixels(image: Tensor) -> npt.NDArray[np.uint8]:
 
 def _marked(image: Image.Image, view: Rendered, at: Array) -> Image.Image:
     """The image with points and boxes, whose lines are smooth."""
+    # Pillow has no smooth lines; reduced from three times the size, they are.
     large = Image.new("RGBA", (image.width * _FINER, image.height * _FINER))
     pen = ImageDraw.Draw(large)
     for points, color in ((view.points, TRUE), (view.predicted_points, PREDICTED)):
         places = [] if points is None else _scaled(points, at).tolist()
         for x, y in places:
             pen.circle((x, y), 2 * _FINER, fill=color)
+    # With two labels at nearly the same place nobody reads either: the predicted ones are new.
     labels = view.labels if view.predicted_boxes is None else ()
     for boxes, names, color in (
         (view.boxes, labels, TRUE),
@@ -89,6 +95,7 @@ def _marked(image: Image.Image, view: Rendered, at: Array) -> Image.Image:
     ):
         corners = [] if boxes is None else _scaled(boxes.reshape(-1, 2, 2), at).tolist()
         for number, ((left, top), (right, bottom)) in enumerate(corners[:_MOST_BOXES]):
+            # An untrained detector predicts boxes with swapped corners, at which Pillow raises.
             if right > left and bottom > top:
                 pen.rectangle((left, top, right, bottom), outline=color, width=2 * _FINER)
                 if names:
@@ -103,6 +110,7 @@ def _marked(image: Image.Image, view: Rendered, at: Array) -> Image.Image:
 
 
 def _scaled(places: Tensor, at: Array) -> Array:
+    # A model that diverges predicts places far outside, and infinite ones.
     drawn_at: Array = places.detach().float().cpu().numpy() * at * _FINER
     return drawn_at.clip(-1e4, 1e4)
 
@@ -110,6 +118,7 @@ def _scaled(places: Tensor, at: Array) -> Array:
 def _masked(image: Image.Image, mask: Tensor) -> Image.Image:
     """Classes in colours over a grey picture, as colours below would change them."""
     classes = mask.detach().cpu().numpy().astype(np.int32)
+    # Nearest, since the mean of classes 1 and 3 is not class 2.
     large = np.asarray(Image.fromarray(classes).resize(image.size, Image.Resampling.NEAREST))
     grey = np.asarray(image.convert("L").convert("RGB"), np.float32)
     colors = np.array(_CLASSES, np.float32)[(large - 1) % len(_CLASSES)]
@@ -119,9 +128,11 @@ def _masked(image: Image.Image, mask: Tensor) -> Image.Image:
 
 def signal(values: Array) -> bytes:
     """A signal [T, F] over time: lines for up to 4 channels, else a heat map."""
+    # One missing value would make the range, and so every pixel, not a number.
     values = np.nan_to_num(values)
     if values.shape[1] <= len(_COLORS):
         return _encoded(_lines([*zip(values.T, _COLORS, strict=False)]), "PNG")
+    # A single click in a spectrogram would leave everything else black.
     least, most = np.percentile(values, [1, 99])
     shares = ((values - least) / ((most - least) or 1.0)).clip(0, 1).T[::-1]  # lowest at the bottom
     heat = Image.fromarray((shares * 255).astype(np.uint8))
@@ -173,6 +184,7 @@ def sheet(tiles: Sequence[tuple[bytes, Sequence[str], bool]], path: Path) -> Pat
         left, top = 8 + number % columns * (width + 8), 8 + number // columns * below
         whole.paste(image, (left, top), image)
         for line, words in enumerate(lines):
+            # Cut by its width in pixels, as letters differ; the row number is on a line of its own.
             while words and pen.textlength(words, font) > width:
                 words = f"{words.rstrip('…')[:-1]}…" if len(words) > 1 else ""
             spot, color = (left, top + height + 2 + 16 * line), "#b3261e" if wrong else "#30343b"

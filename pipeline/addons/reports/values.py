@@ -74,6 +74,7 @@ def finite(frame: pd.DataFrame, name: str) -> np.ndarray:
 def weighted(run: Run, name: str) -> float | None:
     """The mean of an epoch's value, each epoch weighing as long as it took."""
     values, seconds = column(run.metrics, name), column(run.metrics, "seconds")
+    # An epoch that began in its middle is short, and must not weigh as much as a whole one.
     known = np.isfinite(values) & np.isfinite(seconds)
     total = float(seconds[known].sum())
     return float((values[known] * seconds[known]).sum()) / total if total else None
@@ -106,6 +107,7 @@ def command(run: Run, *words: str, again: bool = False) -> str:
     Args:
         again: after those that the run was asked for, of other keys.
     """
+    # A key that the run was asked for and `words` set anew would stand twice in the line.
     keys = {word.partition("=")[0] for word in words}
     own = [word for word in overrides(run) if word.partition("=")[0].lstrip("+") not in keys]
     return program.text(*(own if again else ()), *words)

@@ -98,6 +98,7 @@ def _reached(run: Run) -> str:
     text = f"{name} reached {numeral(own)} in epoch {epoch}"
     if constant is None:
         return f"{text}."
+    # Whether less or more is better depends on the metric, so the sentence has to say it.
     how = "no better" if own == constant else "better" if is_better(run) else "worse"
     return f"{text}, {how} than {numeral(constant)} of {baseline_of(run)}."
 
@@ -119,6 +120,7 @@ def concern(run: Run) -> str:
     """What is wrong with the losses, and the likely way out; empty where nothing is."""
     train, val = (column(run.metrics, name) for name in ("train/loss", "val/loss"))
     level, rate = number(run.manifest.get("baseline"), "loss"), _smaller(run)
+    # A training loss that is not a number ends the run, which says so itself.
     if not len(train) or not np.isfinite(train[-1]):
         return ""
     measured = finite(run.metrics, "val/loss")
@@ -128,6 +130,7 @@ def concern(run: Run) -> str:
     first, last, least = float(train[0]), float(train[-1]), float(val[best])
     if last > first + _MUCH * abs(first):
         return f"Training diverged: its loss rose from {numeral(first)} to {numeral(last)}.{rate}"
+    # Before the next cases: at chance level, a rising validation loss is noise and no overfitting.
     if level is not None and last >= level and least >= level:
         return (
             f"It learned nothing: neither the training loss, {numeral(last)}, nor the validation "
@@ -161,6 +164,7 @@ def _bound(run: Run) -> str:
     if waited is None:
         return ""
     waiting = f"{waited:.0%} of the time went into waiting for data"
+    # The same threshold as in task=profile, so that the two never contradict each other.
     if waited < WAITS:
         return f"Training is the bottleneck: {waiting}."
     if loader.get("num_workers") == 0 or loader.get("backend") == "main":
@@ -195,6 +199,7 @@ def to_type(run: Run) -> list[tuple[str, str]]:
     if run.state in ("preempted", "interrupted", "killed"):
         return [(command(run, resume), "To resume it where it stopped:")]
     if run.state == "failed":
+        # Errors of the loop name the batch in their text, which the manifest keeps.
         address = _ADDRESS.search(str(run.sessions[-1].get("reason"))) if run.sessions else None
         lines = [(command(run, resume), "After the cause is fixed, to resume it:")]
         if address is not None:
@@ -220,6 +225,7 @@ def to_type(run: Run) -> list[tuple[str, str]]:
 def _improves(run: Run) -> bool:
     """Whether the last epochs were the best: three in a row, or all of two."""
     name = f"val/{monitored(run)[0]}"
+    # One epoch more is no trend: after one, the last is always the best.
     values = column(run.metrics, name)[finite(run.metrics, name)][-3:]
     steps = np.diff(values) if run.manifest.get("mode") == "max" else -np.diff(values)
     return len(steps) > 0 and bool((steps > 0).all())
