@@ -50,6 +50,7 @@ def label_texts(array: pa.Array) -> tuple[list[str], IntArray]:
 def stored_field(field: TableField, schema: pa.Schema) -> Field:
     """How a pack stores a field; its shape is None if rows may differ in theirs."""
     if field.kind in ("number", "numbers"):
+        # One float among them makes all of them floats: a tensor has one type.
         whole = all(is_whole(schema.field(name).type) for name in field.columns)
         shape = (len(field.columns),) * (field.kind == "numbers")
         kind = "int" if whole and not shape else "tensor"
@@ -110,6 +111,7 @@ def converted(
         numbers = np.empty((len(bad), len(arrays)), stored.dtype)
         for place, array in enumerate(arrays):
             values = _numbers(array)
+            # Before the cast, in which a number beyond float32 becomes infinite.
             bad |= _wrong(values)
             with np.errstate(all="ignore"):  # of bad rows; and what is too large for a float32
                 numbers[:, place] = values
@@ -153,6 +155,7 @@ def _content(array: pa.Array) -> tuple[IntArray, Array, Mask]:
     """Where the bytes of each row begin, int64[n + 1], all bytes, and which rows have none."""
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
+    # Hugging Face writes images as {bytes, path}; the path is of another machine.
     if pa.types.is_struct(array.type):
         array = array.field("bytes")
     if pa.types.is_dictionary(array.type):
@@ -178,5 +181,6 @@ def _numbers(array: pa.Array) -> Array:
 def _wrong(values: Array) -> Mask:
     """Which numbers a sample cannot have: not finite, or beyond an int64."""
     if values.dtype == np.uint64:
+        # torch has no uint64 that models take.
         return values > np.iinfo(np.int64).max
     return ~np.isfinite(values)

@@ -51,6 +51,7 @@ def kinds_of(kind: pa.DataType) -> tuple[Kind, ...]:
         order = list(getattr(kind, "permutation", None) or [])
         # Arrow's format and pyarrow take another order the other way round from each other.
         return ("tensor",) if order == sorted(order) else ()
+    # Other extension types mean what their storage means.
     if isinstance(kind, pa.BaseExtensionType):
         return kinds_of(kind.storage_type)
     if pa.types.is_dictionary(kind):
@@ -125,6 +126,7 @@ def choose_fields(
         return [_chosen(schema, name, choice, key + name) for name, choice in fields.items()]
     kinds = {n: _own_kind(schema, n, n) for n in schema.names if n not in without}
     made = [TableField(name, (name,), kind) for name, kind in kinds.items() if kind]
+    # Samples of sound mean little without their rate; with two columns nobody knows whose it is.
     audio = [field for field in made if field.kind == "audio"]
     if len(audio) == 1 and "rate" not in kinds:
         made.append(TableField("rate", audio[0].columns, "rate"))

@@ -88,6 +88,7 @@ class PlainText(FileDataset, Dataset[Sample]):
         if longest < 2:
             raise ConfigError(Problem("dataset.longest", f"{longest}; allowed: 2 or more"))
         try:
+            # Now, and not at the first file that has a character of it.
             b"text".decode(encoding, "replace")
         except LookupError as error:
             raise ConfigError(Problem("dataset.encoding", str(error))) from None
@@ -110,6 +111,7 @@ class PlainText(FileDataset, Dataset[Sample]):
             self.folder, names = _files_of(root, tuple(suffixes), files)
         several = len(names) > 1
         shares = split, val_fraction, split_seed, None, test_fraction
+        # Whole files are divided, so that pages of one book are on one side.
         if several:
             hashed = np.array([os.fsencode(name) for name in names])
             names = [names[row] for row in split_rows(hashed, *shares).tolist()]
@@ -184,6 +186,7 @@ def documents(text: str, by_line: bool, longest: int) -> Iterator[str]:
     for page in text.splitlines() if by_line else text.split(drawn_text.PAGE):
         start = 0
         while len(page) - start > longest:
+            # A cut at the last mark in the second half: documents stay long, and sentences whole.
             end = start + longest
             for mark in _MARKS:
                 at = page.rfind(mark, start + longest // 2, end)

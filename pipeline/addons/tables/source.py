@@ -58,6 +58,8 @@ class Source:
 
     def __init__(self, files: RecordFiles, text: Csv, exact: bool) -> None:
         self.files, self.text, self._exact = files, text, exact
+        # Of one file alone: to open 1,000 files at an address takes a minute, and each is checked
+        # when its rows are read.
         self.schema = self.open(0).schema
 
     def open(self, number: int) -> TableFile:
@@ -82,6 +84,7 @@ class Source:
 
     def check(self, file: TableFile, columns: Sequence[str]) -> None:
         """Refuse a file whose `columns` are missing or of other types than in the first file."""
+        # A person who names the fields has chosen from what may differ.
         others = {*file.schema.names} ^ {*self.schema.names} if self._exact else set()
         for column in [*columns, *sorted(others.difference(columns))]:
             here, there = (
@@ -138,6 +141,7 @@ class TableDataset(FileDataset):
         if split_column is not None and split_column not in schema.names:
             reason = no_column(split_column, schema.names)
             raise ConfigError(Problem("dataset.split_column", reason))
+        # It says where a row belongs, and a model that sees it learns that.
         without = [split_column] if split_column else []
         self.fields = choose_fields(schema, fields, without, self._key)
         if not self.fields:
@@ -148,6 +152,7 @@ class TableDataset(FileDataset):
             types = ", ".join(f"{n} ({schema.field(n).type})" for n in sorted(left_out)[:20])
             _log.warning("%s: no fields are made of %s", files.addresses[0], types)
         if any(field.kind in ("audio", "rate") for field in self.fields):
+            # Before a table of gigabytes is converted for fields that nothing here can decode.
             check_soundfile()
         if files.whole:
             trained.check(self.source.open(0), self._columns)
@@ -155,6 +160,7 @@ class TableDataset(FileDataset):
         self._ragged = [name for name, stored in self._stored.items() if stored.shape is None]
         # `datasets` writes numbers and names them; a person's names are for those as well.
         names = self._name_classes(classes)
+        # Names come first: a class that is named and has no row keeps its number.
         self._load(trained)
         self.label_classes = {name: names.get(name, texts) for name, texts in self._texts.items()}
         self.classes = next(iter(self.label_classes.values()), [])
@@ -172,6 +178,7 @@ class TableDataset(FileDataset):
             reason = f"{list(classes)!r}; allowed: a list of different texts"
             raise ConfigError(Problem("dataset.classes", reason))
         labels = [field for field in self.fields if field.kind == "label"]
+        # `dataset.classes` names one label; the one that is called so is meant.
         labels.sort(key=lambda field: field.name != "label")
         self._labels = {field.name: field.columns[0] for field in labels}
         self._texts, names = dict[str, list[str]](), dict[str, list[str]]()
@@ -209,11 +216,13 @@ class TableDataset(FileDataset):
         for number, field in enumerate(self.fields, 1):
             stored, classes = self._stored[field.name], self._texts.get(field.name, [])
             made[field.name], wrong = converted(field, stored, batch, classes, self._limits)
+            # One bad field a row is enough: a person mends the cell and looks again.
             bad[wrong & (bad == 0)] = number
         return made, bad
 
     def _check(self, pack: Pack, rows: IntArray, place: Place) -> None:
         """Raise DataError that names a cell if one of some rows of a pack is bad."""
+        # Conversion goes on over bad cells, so a table with one is of use for the other rows.
         bad = pack.array(BAD)[rows]
         if bad.any():
             at = int((bad > 0).argmax())
@@ -222,6 +231,7 @@ class TableDataset(FileDataset):
     def _samples(self, pack: Pack, rows: IntArray, place: Place) -> list[Sample]:
         """The samples of some rows of a pack."""
         self._check(pack, rows, place)
+        # Column by column, because a pack reads a column's rows in one call.
         columns: dict[str, list[Any]] = {}
         for field in self.fields:
             values = pack.values(field.name, rows)
@@ -243,6 +253,7 @@ class TableDataset(FileDataset):
 
     def _cell_error(self, field: TableField, number: int, row: int) -> DataError:
         """The error of a bad row of a file, which is read again to tell what it holds."""
+        # A pack keeps zeros for a bad cell; its content is only in the file.
         file, first = self.source.open(number), 0
         for batch in file.batches(field.columns):
             if row < first + batch.num_rows:

@@ -120,15 +120,19 @@ class Parquet(TableDataset, Dataset[Sample]):
 
     def _mapped(self, source: Source) -> Pack:
         """The converted columns of some files, which are made if they are not there."""
+        # All that the converted columns depend on names their folder, so two runs never read each
+        # other's.
         how: list[Part] = [_VERSION, self._limits.record_bytes, repr(source.text)]
         how += [*map(repr, (*self.fields, self._stored, self._texts))]
         how += map(source.files.key, range(len(source.files)))
         folder = Path(self._cache_dir).expanduser().absolute() / f"columns-{fingerprint(how)}"
+        # Ranks and jobs of a sweep wait for the first one, which converts.
         generated_folder(folder, partial(self._convert, source), "dataset.cache_dir")
         return Pack(folder)
 
     def _convert(self, source: Source, folder: Path) -> None:
         """Write the columns of all rows of some files into a folder."""
+        # Another pass over the labels, because a label is stored as its number.
         self._find_classes(source)
         counts, bad = [0] * len(source.files), list[BadFields]()
         writer = PackWriter(folder, self._stored, self._ragged)
@@ -180,6 +184,7 @@ class Parquet(TableDataset, Dataset[Sample]):
         field = next((field.name for field in self.fields if field.kind == "text"), None)
         if field is None:
             raise ConfigError(Problem("dataset.fields", "no field is a text, of which to count"))
+        # A tokenizer counts a text at a time; the texts of a piece are in memory together.
         pieces = np.array_split(np.arange(self._pack.count), 1 + self._pack.count // 4096)
         texts = (text for rows in pieces for text in self._pack.values(field, rows))
         cache = CacheFolder(self._cache_dir, f"lengths-{Path(self._pack.folder).name}")
@@ -217,6 +222,7 @@ class Parquet(TableDataset, Dataset[Sample]):
         made, schema = self._classes_of(self._all), self.source.schema
         names = {of.columns[0]: of.name for of in self.fields if of.kind != "numbers"}
         kinds = {column: kinds_of(schema.field(column).type)[:1] for column in schema.names}
+        # Images would be gigabytes, and no sampler or filter asks for their bytes.
         told = [n for n, kind in kinds.items() if {*kind} & {"number", "text", "label", "tensor"}]
         batches = [batch for _, batch in self.source.batches(told)]
         table = pa.Table.from_batches(batches).take(pa.array(self._all)) if told else pa.table({})
@@ -294,6 +300,7 @@ class DelimitedText(Parquet):
             name = val_file if whole else file
             address = root if name is None else join(root, name)
             made = RecordFiles([address], [address.rpartition("/")[2]], files)
+            # With a file that validates, no row of the other one does.
             made.divided, made.whole = val_file is not None, whole
             return made
 
