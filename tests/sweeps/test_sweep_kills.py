@@ -54,7 +54,7 @@ class Sweep:
         begun = time.monotonic()
         while self.steps() < at and time.monotonic() - begun < 60 and process.poll() is None:
             time.sleep(0.002)
-        time.sleep(draw.uniform(0, 6 if at == 0 else 0.3))
+        time.sleep(draw.uniform(0, 2 if at == 0 else 0.3))
         alive = process.poll() is None
         try:
             os.killpg(process.pid, signal.SIGKILL)
