@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.addons.tokens.flatten import Flatten, document_mask, flex_mask
@@ -111,6 +112,28 @@ def test_loss_and_gradients_are_those_of_the_documents_one_by_one(way, pad_to):
         loss, found = learned(packed(batch, model, way(batch)), model)
         assert loss == pytest.approx(wanted, abs=1e-5)
         torch.testing.assert_close(found, gradient, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage")
+@pytest.mark.filterwarnings("ignore:.*cuDNN attention")
+def test_nested_tensors_take_the_same_edges():
+    """torch's jagged tensors; attention to all of a document, as only CUDA has causal ones."""
+    _, batch = next(batches(pad_to=None))
+    edges = batch["cu_seqlens"]
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, int(edges[-1]), HEADS, 8, requires_grad=True).unbind()
+    jagged = [
+        torch.nested.nested_tensor_from_jagged(
+            one, edges.long(), min_seqlen=int(edges.diff().min()), max_seqlen=batch["max_seqlen"]
+        ).transpose(1, 2)
+        for one in (q, k, v)
+    ]
+    with sdpa_kernel(SDPBackend.MATH):
+        found = scaled_dot_product_attention(*jagged).transpose(1, 2).values()
+    mask = document_mask(batch["document_ids"], causal=False)
+    flat = (one.transpose(0, 1)[None] for one in (q, k, v))
+    wanted = scaled_dot_product_attention(*flat, attn_mask=mask)[0].transpose(0, 1)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_fields_are_those_of_hugging_faces_flattening_collator():
