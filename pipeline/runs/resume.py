@@ -14,8 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from penstock.config import targets
-from penstock.config.identity import effect_of, identity
+from penstock.config.compose import CONF
+from penstock.config.identity import effect_of, identity, leaves
 from penstock.config.schema import Config, Effect
 from penstock.errors import Problem
 from penstock.order.address import Address, Skipped, differing
@@ -40,9 +43,17 @@ def key_of(word: str) -> str:
 @cache
 def is_harmless(line: str) -> bool:
     """Whether no result depends on this override, so that it may differ between two commands of
-    one sweep. An option of a whole section, such as `loader=debug`, is none of these.
+    one sweep.
     """
-    return effect_of(key_of(line).replace("/", ".")) == Effect.NOTHING
+    key = key_of(line).replace("/", ".")
+    # An option of a section such as `loader`, of which not every key is harmless.
+    trees = [
+        yaml.safe_load(one.read_text("utf-8")) | {"defaults": {}}
+        for one in [CONF / key / f"{line.partition('=')[2][:99]}.yaml"]
+        if line.replace("=", "_", 1).isidentifier() and one.is_file()
+    ]
+    keys = [name for tree in trees for name, _ in leaves(tree, key)] or [key]
+    return all(effect_of(one) == Effect.NOTHING for one in keys if one != f"{key}.defaults")
 
 
 def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str, Any]:

@@ -106,7 +106,8 @@ def test_facts_of_the_data_are_always_compared():
     ("line", "harmless"),
     [
         ("loader.num_workers=3", True),
-        ("loader=fast", False),
+        ("loader=fast", True),
+        ("loader=threads", True),
         ("loader={in_order: false}", False),
         ("loader.in_order=false", False),
         ("+loader.worker_init_fn=a.b", False),

@@ -153,7 +153,7 @@ def test_what_is_left_out_may_differ_later(then, now, keep):
     ("line", "harmless"),
     [
         ("loader.num_workers=3", True),
-        ("loader=debug", False),
+        ("loader=debug", True),
         ("loader=nothing", False),
         ("+loader.num_workers=3", True),
         ("optimizer.lr=3", False),
