@@ -21,8 +21,8 @@ check: setup  ## format, lint, imports, types, tests
 accept: setup  ## every promise: pinned batches, resumes, kills, random configurations
 	CI=true $(BIN)/python -m pytest $$(cat tests/acceptance.txt)
 	PENSTOCK_TEST_CASES=25 PENSTOCK_TEST_KILLS=10 PENSTOCK_TEST_MOMENTS=1 $(BIN)/python -m pytest -n 0 -m stress \
-	  tests/stress/test_random_configurations.py tests/stress/test_trainer_kills.py tests/stress/test_stops.py \
-	  tests/stress/test_kills.py::test_kills_of_forked_workers
+	  tests/promises/stress/test_random_configurations.py tests/promises/stress/test_trainer_kills.py tests/promises/stress/test_stops.py \
+	  tests/promises/stress/test_kills.py::test_kills_of_forked_workers
 
 docs: setup  ## these pages and the API reference, as a site in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -125,7 +125,7 @@ def fork(
 
 def ranks(count: int, words: Sequence[object], log: Path, **more: object) -> list[int]:
     """Run a command line as that many ranks; returns their pids."""
-    from tests.ports import free_port
+    from tests.support.ports import free_port
 
     port = free_port() if count > 1 else 0
     return [

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from penstock.config.familiar import GONE
-from tests.program import ROOT, run
+from tests.support.program import ROOT, run
 
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
 FILES = sorted((ROOT / "conf").rglob("*.yaml"))

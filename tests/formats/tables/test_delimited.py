@@ -1,0 +1,316 @@
+"""CSV and TSV files, in any order and as a stream."""
+
+import csv
+import gzip
+import pickle
+import random
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.addons.tables.stream import DelimitedStream
+from penstock.addons.tables.table import DelimitedText, Parquet
+from penstock.build.training import TrainingParts
+from penstock.errors import ConfigError, DataError
+
+CLASSES = ["ham", "spam"]
+SMS = Path(__file__).parents[3].parent / "shared" / "data" / "sms"
+
+
+@pytest.fixture
+def mapped(tmp_path):
+    """Make a dataset of some content."""
+
+    def make(content="", split="train", name="data.tsv", **arguments):
+        if content:
+            (tmp_path / name).write_bytes(content.encode())
+        return DelimitedText(str(tmp_path / name), split, **{"val_fraction": 0.0, **arguments})
+
+    return make
+
+
+@pytest.fixture
+def stream(tmp_path):
+    """Make a stream of some files."""
+
+    def make(split="train", root=None, **arguments):
+        arguments = {"val_fraction": 0.0, "classes": CLASSES, **arguments}
+        return DelimitedStream(str(root or tmp_path), split, **arguments)
+
+    return make
+
+
+def rows_of(count, quoted=False):
+    rng = random.Random(count)
+    words = ["alpha", "beta", "d\u00e9j\u00e0"] + ([",", '"', "\n", "\t"] if quoted else [])
+    return [
+        (rng.choice(CLASSES), " ".join(rng.choices(words, k=rng.randint(1, 9))) + f" {n}")
+        for n in range(count)
+    ]
+
+
+def tsv(rows, end="\n"):
+    return "".join(f"{label}\t{text}{end}" for label, text in [("label", "text"), *rows])
+
+
+def table(samples):
+    return [(CLASSES[sample["label"]], sample["text"]) for sample in samples]
+
+
+def all_of(data):
+    if isinstance(data, DelimitedStream):
+        return [data.decode(record) for record in data]
+    return data.__getitems__(range(len(data)))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_samples(mapped, end):
+    rows = rows_of(300)
+    data = mapped(tsv(rows, end))
+    assert table(all_of(data)) == rows
+    assert table([data[5], data[0]]) == [rows[5], rows[0]]
+    assert (data.classes, data.facts) == (CLASSES, {"num_classes": 2, "num_outputs": 2})
+
+
+def test_quoted_fields(mapped, stream, tmp_path):
+    rows = rows_of(500, quoted=True)
+    with (tmp_path / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("label", "text"), *rows])
+    assert table(all_of(mapped(name="data.csv"))) == rows
+    assert table(all_of(stream())) == rows
+
+
+def test_a_table_of_numbers_is_a_csv_too(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y,label\n1,0.5,cat\n2,1.5,dog\n")
+    (tmp_path / "a.jsonl").write_text(
+        '{"x":1,"y":0.5,"label":"cat"}\n{"x":2,"y":1.5,"label":"dog"}'
+    )
+    for name in ("a.csv", "a.jsonl"):
+        data = Parquet(str(tmp_path / name), val_fraction=0.0)
+        assert [(one["x"], float(one["y"]), one["label"]) for one in all_of(data)] == [
+            (1, 0.5, 0),
+            (2, 1.5, 1),
+        ]
+
+
+def test_splits_share_the_rows(mapped):
+    rows = rows_of(100)
+    mapped(tsv(rows))
+    train, val = (mapped(split=split, val_fraction=0.2) for split in ("train", "val"))
+    assert (len(train), len(val)) == (80, 20)
+    assert sorted(table(all_of(train) + all_of(val))) == sorted(rows)
+    assert train.fingerprint != val.fingerprint
+
+
+def test_a_file_that_validates_has_the_classes_of_training(mapped, tmp_path):
+    (tmp_path / "train.tsv").write_text(tsv([("a", "x"), ("b", "y"), ("c", "z")]))
+    (tmp_path / "fewer.tsv").write_text(tsv([("c", "x"), ("b", "y")]))
+    (tmp_path / "more.tsv").write_text(tsv([("a", "x"), ("d", "y")]))
+    files = {"name": ".", "file": "train.tsv", "val_fraction": 0.2}
+    assert len(mapped(val_file="fewer.tsv", **files)) == 3
+    val = mapped(split="val", val_file="fewer.tsv", **files)
+    assert (val.classes, [one["label"] for one in all_of(val)]) == (["a", "b", "c"], [2, 1])
+    more = mapped(split="val", val_file="more.tsv", **files)
+    assert more[0]["label"] == 0
+    with pytest.raises(DataError, match=r"more\.tsv', row 1, column 'label': 'd' is none of the 3"):
+        more[1]
+
+
+def test_metadata_is_what_the_samples_are(mapped):
+    data = mapped(tsv(rows_of(2000), "\r\n"), val_fraction=0.3)
+    found, samples = data.metadata, all_of(data)
+    assert tuple(found.columns) == DelimitedText.columns
+    assert found["label"].tolist() == [sample["label"] for sample in samples]
+    assert found["class"].tolist() == [label for label, _ in table(samples)]
+    assert found["length"].tolist() == [len(sample["text"].encode()) for sample in samples]
+
+
+def test_headers_and_texts_without_labels(mapped):
+    body = "ham\tone\nspam\ttwo\n"
+    assert len(mapped("label\ttext\n" + body)) == 2
+    assert len(mapped(body, columns=["label", "text"])) == 2
+    assert len(mapped("label\ttext\n" + body, columns=["label", "text"])) == 2
+    both = mapped("label\ttext\n" + body, columns=["label", "text"], header=False)
+    assert (len(both), both.classes) == (3, ["ham", "label", "spam"])
+    given = mapped("label\ttext\n" + body, classes=["spam", "ham"])
+    assert [one["label"] for one in all_of(given)] == [1, 0]
+    data = mapped("one\ntwo\nfour\n", columns=["text"], label=None)
+    assert all_of(data) == [{"text": text} for text in ("one", "two", "four")]
+    assert (data.facts, list(data.metadata.columns)) == ({}, ["length"])
+
+
+def test_other_encodings_and_delimiters(mapped, tmp_path):
+    for encoding in ("cp1252", "utf-16"):
+        content = "label|text\nham|f\u00fcnf \u20ac\n".encode(encoding)
+        (tmp_path / f"{encoding}.txt").write_bytes(content)
+        data = mapped(name=f"{encoding}.txt", delimiter="|", encoding=encoding)
+        assert data[0] == {"text": "f\u00fcnf \u20ac", "label": 0}
+
+
+def test_it_travels_to_workers_and_is_converted_once(mapped, tmp_path):
+    data = mapped(tsv(rows_of(20)))
+    assert len(state := pickle.dumps(data)) < 10_000
+    assert pickle.loads(state)[3] == data[3]
+    made = sorted(Path("data/cache/tables").iterdir())
+    assert all_of(mapped()) == all_of(data)
+    assert sorted(Path("data/cache/tables").iterdir()) == made
+    assert all_of(mapped(tsv(rows_of(21)))) != all_of(data)
+
+
+def test_the_fingerprint(mapped, tmp_path):
+    before = mapped(tsv(rows_of(20))).fingerprint
+    (tmp_path / "data.tsv").touch()
+    assert mapped().fingerprint == before
+    assert mapped(classes=CLASSES[::-1]).fingerprint != before
+    assert mapped(tsv(rows_of(20)).replace("alpha", "alphb")).fingerprint != before
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "said"),
+    [
+        ("label\ttext\nham\tx\nham\n", {}, r"Row #3: Expected 2 columns, got 1: ham"),
+        ("label\ttext\nham\tx\nham\ta\tb\n", {}, r"Row #3: Expected 2 columns, got 3: ham"),
+        ('label\ttext\nham\tx\nham\t"x\nham\ty\n', {}, r"a quoted field is not closed"),
+        ("\n\n", {}, "Empty CSV"),
+        ("label\ttext\n\n", {"label": None}, "has no rows"),
+        ("text\ttext\tlabel\n", {}, "column 'text' appears twice"),
+        ("a\tb\tc\n", {"columns": ["label", "text"]}, "Expected 2 columns, got 3"),
+        ("label\ttext\n\tx\n", {"classes": CLASSES}, "row 0, column 'label': '' is none of the 2"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_bad_files_and_records(stream, mapped, tmp_path, content, arguments, said, packed):
+    name = "data.tsv.gz" if packed else "data.tsv"
+    (tmp_path / name).write_bytes(gzip.compress(content.encode()) if packed else content.encode())
+    with pytest.raises(DataError, match=f"data.tsv.*{said}"):
+        mapped(name=name, **arguments)[0]
+    if "no rows" not in said:
+        with pytest.raises(DataError, match=f"data.tsv.*{said}"):
+            all_of(stream(**arguments))
+
+
+def test_bad_bytes(mapped, tmp_path):
+    (tmp_path / "data.tsv").write_bytes(b"label\ttext\nham\tx\nham\t\xff\n")
+    with pytest.raises(DataError, match=r"data\.tsv' cannot be read: .*Row #3: .*invalid UTF8"):
+        mapped()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"delimiter": "||"}, r"only single character .*; dataset\.delimiter and"),
+        ({"encoding": "nope"}, r"unknown encoding: nope; dataset\.delimiter and dataset\.encoding"),
+        ({"header": False}, r"no column 'text' \(there are f0, f1\)"),
+        ({"classes": ["a", "a"]}, r"dataset\.classes: .*different texts"),
+        ({"split": "tests"}, r"data\.split"),
+        ({"val_fraction": 2}, r"dataset\.val_fraction"),
+        ({"text": "words"}, r"dataset\.text: there is no column 'words'"),
+        ({"name": "."}, r"dataset\.file: .*is a folder; name the file in it"),
+    ],
+)
+def test_bad_arguments(mapped, arguments, said):
+    mapped("label\ttext\nham\tx\n")
+    with pytest.raises((ConfigError, DataError), match=said):
+        mapped(**arguments)
+
+
+# Streams.
+
+
+@pytest.mark.parametrize("packed", [bytes, gzip.compress])
+def test_shards_are_files_and_a_stream_gives_all_of_them(stream, tmp_path, packed):
+    suffix = ".gz" if packed is gzip.compress else ""
+    for number in range(3):
+        (tmp_path / f"{number}.tsv{suffix}").write_bytes(packed(tsv(rows_of(40)).encode()))
+    data = stream()
+    assert (len(data.shards()), data.shard_lengths()) == (3, None)
+    pieces = [[data.decode(record) for record in data.read_shard(n)] for n in data.shards()]
+    assert list(chain(*pieces)) == all_of(data)
+    assert table(all_of(data)) == rows_of(40) * 3
+    assert stream(classes=None).classes == CLASSES
+
+
+def test_a_stream_divides_records_for_good(stream, tmp_path):
+    rows = rows_of(2000)
+    (tmp_path / "a.tsv").write_text(tsv(rows))
+    train, val = (table(all_of(stream(split, val_fraction=0.2))) for split in ("train", "val"))
+    assert sorted(train + val) == sorted(rows)
+    assert 340 < len(val) < 460
+    (tmp_path / "a.tsv").write_text(tsv(rows + rows_of(500)))
+    assert table(all_of(stream("val", val_fraction=0.2)))[: len(val)] == val
+    (tmp_path / "a.tsv").rename(tmp_path / "train-a.tsv")
+    (tmp_path / "val-b.tsv").write_text(tsv(rows_of(7)))
+    assert table(all_of(stream(val_fraction=0.5))) == rows + rows_of(500)
+    assert table(all_of(stream("val", val_fraction=0.5))) == rows_of(7)
+
+
+def test_a_compressed_file_that_was_cut_off(stream, tmp_path):
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(tsv(rows_of(9000)).encode())[:-20])
+    with pytest.raises(DataError, match=r"a\.tsv\.gz' cannot be read"):
+        all_of(stream())
+
+
+def parts_of(root, *overrides, dataset="delimited_text"):
+    return TrainingParts(
+        penstock.compose(
+            f"dataset={dataset}", f"dataset.root={root}", "batch.size=8", "loader=debug", *overrides
+        )
+    )
+
+
+@pytest.mark.parametrize("sampler", ["random", "weighted", "bucket"])
+def test_a_batch_and_its_loss(tmp_path, sampler):
+    (tmp_path / "a.tsv").write_text(tsv(rows_of(100)))
+    parts = parts_of(tmp_path / "a.tsv", f"sampler={sampler}")
+    with parts.data.train.loader() as loader:
+        batch = next(iter(loader))
+    assert batch["tokens"].shape == (8, int(batch["tokens_lengths"].max()))
+    losses, outputs = parts.objective().measure(parts.model(), batch)
+    assert (losses.shape, outputs.shape) == ((8,), (8, 2))
+
+
+@pytest.mark.parametrize("sharded", [[], ["sampler.buffer=50"]])
+def test_a_stream_gives_each_record_once_to_any_readers(tmp_path, sharded):
+    rows = rows_of(400)
+    (tmp_path / "a.tsv").write_text(tsv(rows[:300]))
+    (tmp_path / "b.tsv.gz").write_bytes(gzip.compress(tsv(rows[300:]).encode()))
+    found = []
+    for workers in (0, 2):
+        loader = [f"loader.num_workers={workers}", "loader.backend=thread"]
+        arguments = ["dataset.classes=[ham,spam]", "dataset.val_fraction=0", *sharded, *loader]
+        parts = parts_of(tmp_path, *arguments, dataset="delimited_stream")
+        with parts.data.train.loader() as batches:
+            found.append([(batch["text"], batch["label"].tolist()) for batch in batches])
+    assert found[0] == found[1]
+    pairs = [(CLASSES[i], t) for texts, labels in found[0] for t, i in zip(texts, labels)]  # noqa: B905
+    assert sorted(pairs) == sorted(rows)
+
+
+@pytest.mark.skipif(not SMS.is_dir(), reason="needs the SMS spam collection")
+def test_the_collection_of_messages(tmp_path):
+    words = ["experiment=sms_spam", f"dataset.root={SMS}", "loader=debug", f"cache_dir={tmp_path}"]
+    parts = TrainingParts(penstock.compose(*words))
+    train, val = parts.data.train.dataset, parts.data.val.dataset
+    assert [len(data) for data in (train, val)] == [2787, 2787]
+    assert sum(int(data.metadata["label"].sum()) for data in (train, val)) == 747
+    assert '"' in "".join(train[index]["text"] for index in range(200))
+
+
+def test_a_sampler_counts_tokens_and_not_characters(tmp_path):
+    """Rows of many short words are longer than rows of a few long ones, also where quotes stand."""
+    texts = ["a " * 9, "incomprehensibilities", '"a ""b"" c, d"', "one two"]
+    rows = [f"{'xy'[row % 2]},{texts[row % 4]}" for row in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["label,text", *rows]) + "\n")
+    common = ["dataset=delimited_text", f"dataset.root={tmp_path}/a.csv", "task=digest"]
+    config = penstock.compose(*common, "sampler=bucket", "sampler.tokens=18")
+    for _ in range(2):  # the second time from the cache
+        parts = TrainingParts(config)
+        dataset, sampler = parts.data.train.dataset, parts.data.train.plan.sampler
+        step = parts.data.train.transform.steps["tokenize"]
+        true = [len(step(dataset[row])["tokens"]) for row in range(len(dataset))]
+        assert dataset.text_lengths(step.length, step.counting).tolist() == true
+        for number in range(sampler.size(0)):
+            rows = sampler.batch(0, number)[1]
+            assert len(rows) * max(true[row] for row in rows) <= 18

@@ -1,1 +1,0 @@
-"""Other projects' tests of their loaders, run with our class: `python -m tests.suites`."""
