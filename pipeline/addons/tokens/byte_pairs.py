@@ -87,6 +87,10 @@ class BytePairs:
         if not isinstance(text, str):
             has = ", ".join(f"{name} ({type(value).__name__})" for name, value in sample.items())
             raise DataError(f"BytePairs needs a text in the field {self.field!r}; there is {has}")
+        return self._with_tokens(sample, text)
+
+    def _with_tokens(self, sample: dict[str, Any], text: str) -> dict[str, Any]:
+        # Apart from the checks: `Pieces` of transformers has other tokens, and no sizes.
         encoding = self._encoded(text)
         return {
             **sample,

@@ -163,7 +163,6 @@ def test_wrong_arguments(folder, tmp_path):
         ({"label": "lable"}, r"no column 'lable'; did you mean 'label'\?"),
         ({"file": "german.csv"}, r"is dataset.delimiter another one"),
         ({"label": "label", "labels": "tags"}, r"one class or several; set one to null"),
-        ({"encoding": "klingon"}, r"unknown encoding"),
     ):
         with pytest.raises(ConfigError, match=message):
             table(folder, **arguments)

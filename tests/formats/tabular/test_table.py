@@ -194,10 +194,10 @@ def test_another_file_validates_with_the_classes_of_the_first(tmp_path):
 
 
 BAD = {
-    "": "is empty: its first line has to name the columns",
+    "": "cannot be read: Empty CSV file",
     "a,b\n": "has no rows",
     "a,b\n1,2\n\n3\n": r"Row #\d: Expected 2 columns, got 1: 3",
-    "a,a\n1,2\n": "column 'a' appears 2 times",
+    "a,a\n1,2\n": "column 'a' appears twice",
     "a,b\n1,2\n,3\n": r"row 1, column 'a': the target is missing.*without_target=skip",
     "a,b\n1,2\n2,x\n": r"row 1, column 'b': 'x' is not a number",
     "a,b\n1,2\n2,inf\n": r"row 1, column 'b': 'inf' is not finite",

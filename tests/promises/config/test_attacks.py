@@ -27,9 +27,10 @@ import yaml
 import penstock
 from tests import port
 
+# Not NVML, by which torch counts GPUs once Lightning is imported.
 EVENTS = re.compile(
     r"os\.(system|exec|posix_spawn).*|subprocess\.Popen.*|pickle\.find_class.*|socket\.connect.*"
-    r"|ctypes\.dlopen.*|os\.putenv \(b'(LD_PRELOAD|PYTHONPATH|GIT_).*|import \('(stranger|this)'.*"
+    r"|ctypes\.dlopen (?!.*libnvidia-ml).*|os\.putenv \(b'(LD_PRELOAD|PYTHONPATH|GIT_).*|import \('(stranger|this)'.*"
 )
 SECRET = "hidden-in-the-environment"
 
