@@ -7,6 +7,7 @@ the canary when it is imported. Each row runs in a process of its own, of which 
 programs, pickles and variables of the environment. Cost: 0.2 s a row.
 """
 
+import importlib
 import io
 import os
 import pickle
@@ -340,6 +341,8 @@ def attack(tmp_path, monkeypatch):
 
     def watch():
         warnings.resetwarnings()  # pytest makes errors of them
+        # The folder may have been looked at in the tick of the clock in which its files were made.
+        importlib.invalidate_caches()
         out = os.open(tmp_path / "events", os.O_CREAT | os.O_WRONLY)
 
         def note(event, given):
