@@ -290,8 +290,8 @@ def _shown(samples: list[Sample], kind: str) -> Markup:
     """Samples as tiles, or as a table where they are words."""
     # Texts side by side are read as a table; tiles without an image are empty boxes.
     if not any("uri" in sample for sample in samples):
-        keys = ("row", "words", "truth", "predicted", "loss")
-        rows = [[sample.get(key) for key in keys] for sample in samples]
+        keys = ("row", "words", "truth", "predicted")
+        rows = [[*map(one.get, keys), numeral(one.get("loss"), 3)] for one in samples]
         head = ("row", "sample", "truth", "prediction", "loss")
         return page.table("Samples", head, rows, (0, 4), without_empty=True)
     tiles = [
