@@ -221,6 +221,12 @@ def test_functions_are_short():
     assert len(long) <= 0.01 * len(functions), long
 
 
+def test_no_test_imports_a_test_or_a_benchmark():
+    for name in tracked("tests/*.py"):
+        ours = [one for one in imports_of(name) if one.startswith(("tests.", "benchmarks."))]
+        assert not [one for one in ours if ".test_" in one or under(one, ["benchmarks"])], name
+
+
 def test_run_is_small_and_the_configuration_and_the_readme_fit_on_a_screen():
     for name, most in (("run.py", 40), ("conf/config.yaml", 60), ("README.md", 110)):
         assert len((ROOT / name).read_text().splitlines()) <= most, name

@@ -19,8 +19,8 @@ from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
-from tests.formats.tokens.test_flatten import Documents, lengths_of
-from tests.promises.config.test_rules import OWN, only
+from tests.support.documents import Documents, lengths_of
+from tests.support.shipped import OWN, only
 
 SIZE = 6
 BAD = (3, 17, 18, 40)

@@ -18,10 +18,10 @@ from penstock.loading.facts import (
     table_of,
 )
 from penstock.loading.workers.executors import LoaderOptions
-from tests.formats.tokens.test_token_files import write_pair
 from tests.support.face_folder import write_faces
 from tests.support.pack_files import write_images
 from tests.support.program import run
+from tests.support.token_pairs import write_pair
 
 TEXTS = ["transform.train.tokenize.kind=bytes", "transform.train.tokenize.size=258"]
 

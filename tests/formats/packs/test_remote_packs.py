@@ -10,40 +10,17 @@ import time
 
 import numpy as np
 import pytest
-import torch
-from torchvision import tv_tensors
 
 from penstock.addons.packs import packing
 from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.packing import Recipe
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
+from tests.support.pack_rows import ROWS, Rows
 from tests.support.program import ROOT
 from tests.support.store_server import ENVIRONMENT, InThread, Shelf
 
 pytest.importorskip("obstore")
-
-ROWS = 64
-
-
-class Rows(torch.utils.data.Dataset):
-    """Fields of more than 1 MiB, which are fetched row by row, and small ones."""
-
-    fingerprint, draws = "x", False
-
-    def __len__(self):
-        return ROWS
-
-    def __getitem__(self, row):
-        draws = torch.Generator().manual_seed(row)
-        pixels = torch.randint(0, 255, (3, 30 + row % 5, 200), dtype=torch.uint8, generator=draws)
-        return {
-            "image": tv_tensors.Image(pixels),
-            "even": torch.rand(6000, generator=draws),
-            "little": torch.rand(3, generator=draws),
-            "text": "é" * (row % 7),
-            "label": row % 2,
-        }
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +108,8 @@ PACK = """
 import sys
 from penstock.addons.packs.packing import Recipe, pack
 from penstock.datasets.files import Files
-from tests.formats.packs.test_remote_packs import Rows
+from tests.support.pack_rows import ROWS, Rows
+from tests.support.pack_rows import Rows
 files = Files(cache_dir=sys.argv[1] + "/files", options={"endpoint_url": sys.argv[2]})
 print("packing", flush=True)
 print(pack(Rows(), "train", Recipe(), sys.argv[1], "s3://data/packs", files=files))

@@ -39,9 +39,9 @@ from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan, StreamOrder, StreamPlan, is_stream
 from penstock.order.samplers import Random
 from penstock.runs import checkpoint
-from tests.formats.tokens.test_token_files import write_pair
 from tests.support.program import run
 from tests.support.store_server import ENVIRONMENT, InThread, Shelf
+from tests.support.token_pairs import write_pair
 
 pytest.importorskip("obstore")
 

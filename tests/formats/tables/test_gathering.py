@@ -1,7 +1,6 @@
 """Batches gathered from columns are those of the samples, to the bit; so are the errors."""
 
 import pickle
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader, LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
+from tests.support.gathering import assert_same, by_sample, gathers, made, never, requests_of
 from tests.support.table_files import make, pa, write
 
 ROWS = 23
@@ -60,61 +60,6 @@ COLUMNS = {
         lists(lists(FLOATS, min_size=2, max_size=2), max_size=3),
     ),
 }
-
-
-def by_sample(work, requests):
-    """Batches, or the words of the first error, each sample for itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fetch, "at_once", False)
-        return made(replace(work), requests)
-
-
-def never(*_):
-    raise AssertionError("a sample is made")
-
-
-def made(work, requests):
-    batches = []
-    for request in requests:
-        try:
-            batches.append(work(request))
-        except DataError as error:
-            batches.append(str(error))
-    return batches
-
-
-def assert_same(batches, others):
-    for batch, other in zip(batches, others, strict=True):
-        if isinstance(other, str):
-            assert batch == other
-            continue
-        assert list(batch) == list(other)
-        assert batch.kinds == other.kinds
-        assert batch.left_out == other.left_out
-        assert batch.indices.tolist() == other.indices.tolist()
-        for name, value in batch.items():
-            assert type(value) is type(other[name]), name
-            if isinstance(value, torch.Tensor):
-                assert value.dtype == other[name].dtype, name
-                assert torch.equal(value, other[name]), name
-                assert value.is_contiguous()
-            else:
-                assert value == other[name]
-
-
-def requests_of(dataset, size=6, seed=None):
-    order = Sequential(len(dataset)) if seed is None else Random(len(dataset), seed)
-    plan = Plan(order, size, tail="pad")
-    return [plan.request(0, step) for step in range(len(plan))]
-
-
-def gathers(work, monkeypatch):
-    """Whether the first batch of all rows is made without samples."""
-    with monkeypatch.context() as patch:
-        patch.setattr(type(work.dataset), "_samples", never, raising=False)
-        patch.setattr(type(work.dataset), "__getitem__", never)
-        work(requests_of(work.dataset)[0])
-    return True
 
 
 @st.composite

@@ -1,7 +1,6 @@
 """Sequences end to end: every token in its place, and what kernels are told of it."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,29 +14,9 @@ from penstock.loading.batch import batch_hash
 from penstock.loading.collate import Mismatch
 from penstock.loading.fetch import Fetch
 from penstock.order.plan import Plan
+from tests.support.documents import Documents, lengths_of
 
 T = 64
-
-
-class Documents:
-    """Row i has tokens 1000 i, 1000 i + 1 ...; `bad` rows cannot be read."""
-
-    draws = False
-
-    def __init__(self, lengths, bad=()):
-        self.lengths, self.bad = np.asarray(lengths), frozenset(bad)
-
-    def __len__(self):
-        return len(self.lengths)
-
-    @property
-    def metadata(self):
-        return pd.DataFrame({"length": self.lengths})
-
-    def __getitem__(self, index):
-        if index in self.bad:
-            raise DataError("cut off")
-        return {"tokens": 1000 * index + torch.arange(int(self.lengths[index])), "label": index}
 
 
 def plan_of(documents, size=4, **options):
@@ -48,10 +27,6 @@ def plan_of(documents, size=4, **options):
 def fetch_of(documents, bad=None, hashed=True, **options):
     policy = {} if bad is None else {"bad": bad}
     return Fetch(documents, None, Flatten(**options), seed=0, hashed=hashed, **policy)
-
-
-def lengths_of(count=200, seed=0, most=150):
-    return np.random.default_rng(seed).integers(0, most, count)
 
 
 @pytest.mark.one_in(2)

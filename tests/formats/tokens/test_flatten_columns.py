@@ -11,7 +11,7 @@ from penstock.loading.bad_samples import BadSamples
 from penstock.loading.fetch import Fetch
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
-from tests.formats.tables.test_gathering import assert_same, by_sample, gathers, made
+from tests.support.gathering import assert_same, by_sample, gathers, made
 from tests.support.table_files import pa, write
 
 ROWS, BLOCK = 60, 32

@@ -6,8 +6,8 @@ import pytest
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.datasets.files import Files
 from penstock.errors import DataError
-from tests.formats.tokens.test_token_files import write_pair
 from tests.support.store_server import InThread, Shelf
+from tests.support.token_pairs import write_pair
 
 pytest.importorskip("obstore")
 

@@ -14,8 +14,8 @@ from penstock import command, compose
 from penstock.build.training import TrainingParts
 from penstock.runs import checkpoint
 from penstock.training.finetuning import read
-from tests.promises.distributed.test_ranks import start
 from tests.support.program import ROOT, run
+from tests.support.torchrun import start
 
 NETS = "tests.parts.finetuning.nets"
 

@@ -15,7 +15,7 @@ from penstock.build.training import TrainingParts
 from penstock.errors import ConfigError
 from penstock.order.plan import StreamOrder, StreamPlan
 from penstock.runs import checkpoint
-from tests.promises.runs.test_longer_runs import NUMBERS
+from tests.support.own_parts import NUMBERS
 from tests.support.program import run
 
 COMMON = ["--config-dir", "conf", "--trust", "tests", "dataset=numbers", "batch.size=8"]

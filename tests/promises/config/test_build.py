@@ -13,8 +13,8 @@ from penstock.errors import ConfigError
 from penstock.order.samplers import Bucket, Random, Sequential, Weighted
 from penstock.order.torch_samplers import TorchBatches, TorchOrder
 from penstock.training.step import Optimizers, warmup_steps
-from tests.promises.config.test_rules import OWN
 from tests.support import own_parts
+from tests.support.shipped import OWN
 
 HOLDER = "tests.support.own_parts.Holder"
 

@@ -1,48 +1,18 @@
 """Every YAML in conf composes and passes preflight, alone and as the command line chooses it."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 
 from penstock.config.compose import compose, load, resolved
 from penstock.config.schema import Config
 from penstock.seams import TASKS
+from tests.support.shipped import CONF, FILES, NEEDS
 
-CONF = Path(__file__).parents[3] / "conf"
 GROUPS = sorted(
     path.name
     for path in CONF.iterdir()
     if path.is_dir() and path.name not in ("hydra", "__pycache__")
 )
-FILES = [path for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name != "hydra"]
-
-# What a choice cannot do without, beside its own keys that are ???.
-NEEDS = {
-    "dataset/delimited_stream": ["dataset.classes=[a,b]"],
-    "dataset/indexed_tars": ["dataset.classes=[a,b]"],
-    "dataset/tar_shards": ["dataset.classes=[a,b]"],
-    "model/two_towers": ["transform=images_text"],
-    "model/text_net": ["dataset=delimited_text", "dataset.root=x"],
-    "objective/classification": ["dataset=sequences"],
-    "objective/language_modeling": ["dataset=plain_text"],
-    "objective/regression": ["dataset=arrays", "dataset.root=x"],
-    "optimizer/several": ["scheduler=none"],
-    "sampler/bucket": ["dataset=sequences"],
-    "sampler/curriculum": ["dataset=sequences"],
-    "sampler/identity": ["dataset=sequences"],
-    "sampler/packed": ["dataset=sequences", "collate=packed"],
-    "dataset/mixture": ["dataset.sources.photographs.root=x"],
-    "sampler/mixture": ["dataset=mixture", "dataset.sources.photographs.root=x"],
-    "sampler/stream": ["dataset=delimited_stream", "dataset.classes=[a,b]", "dataset.root=x"],
-    "sampler/weighted": ["dataset=sequences"],
-    "transform/images_batch": ["dataset=image_folder", "dataset.root=x"],
-    "collate/single": ["batch.size=null"],
-    "task/diff": ["runs=[a,b]"],
-    "task/report": ["runs=[a,b]"],
-    "model/audio_net": ["transform=audio"],
-    "dataset/image_masks": ["dataset.classes=[a,b]"],
-}
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from penstock.config.identity import effect_of, effects, leaves
 from penstock.config.schema import Effect
 from penstock.order.address import Address
 from penstock.runs.resume import differences, fingerprint, is_harmless
-from tests.promises.config.test_conf import FILES
+from tests.support.shipped import FILES
 
 NOTHING, ROUNDING, RESULTS, VALIDATION, WEIGHTS, TRAINING, BATCHES, DATA = Effect
 

@@ -7,8 +7,8 @@ import yaml
 
 from penstock.config.compose import compose, load, resolved
 from penstock.config.identity import leaves
-from tests.promises.config.test_conf import FILES, NEEDS
 from tests.support.own_parts import NUMBERS
+from tests.support.shipped import FILES, NEEDS
 
 
 @pytest.fixture

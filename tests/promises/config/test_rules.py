@@ -5,10 +5,9 @@ import pytest
 import torch
 
 import penstock
-from penstock.build.training import TrainingParts
 from penstock.errors import ConfigError
+from tests.support.shipped import OWN, made
 
-OWN = ["dataset={_target_: tests.support.own_parts.Numbers}", "task=digest"]
 FIT = [*OWN[:-1], "transform=none", "model=linear", "objective=classification", "tracker=none"]
 FIT += ["objective.inputs=[x]", "objective.target=label"]
 STREAM = "dataset._target_=tests.support.own_parts.Stream"
@@ -23,25 +22,6 @@ def trusting(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-
-
-def made(*words):
-    """The parts of a configuration, each made as a fit makes it before it claims a folder."""
-    parts = TrainingParts(penstock.compose(*words))
-    for split in parts.data.splits:
-        split.loader().close()
-    if parts.config.task == "fit":
-        parts.scheduler(parts.optimizer(parts.trained()), 100)
-    return parts
-
-
-def only(key, *words, own=True):
-    """The one message of a configuration, which is about `key`."""
-    with pytest.raises(ConfigError) as caught:
-        made(*(OWN if own else []), *words)
-    (problem,) = caught.value.problems
-    assert problem.key == key, problem
-    return problem.message
 
 
 REFUSED = [

@@ -5,8 +5,7 @@ import yaml
 
 import penstock
 from penstock.build.data import DataParts
-from tests.formats.datasets import test_peoples_datasets as people
-from tests.promises.config.test_conf import CONF
+from tests.support.shipped import CONF
 
 ONE = ["loader=debug", "batch.size=4", "task=digest"]
 
@@ -14,7 +13,9 @@ ONE = ["loader=debug", "batch.size=4", "task=digest"]
 @pytest.mark.parametrize("options", [["collate=list"], ["transform=none"], ["collate=pad"]])
 def test_texts_can_be_swapped(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    root = [word for word in people.csv(tmp_path) if word.startswith("dataset.")]
+    rows = [f"{'ab'[row % 2]},{' word' * (1 + row % 5)}" for row in range(16)]
+    (tmp_path / "texts.csv").write_text("\n".join(["label,text", *rows]) + "\n")
+    root = ["dataset.root=texts.csv", "dataset.cache_dir=cache"]
     config = penstock.compose("dataset=delimited_text", *root, *ONE, *options)
     with DataParts(config).train.loader() as loader:
         batch = next(iter(loader))

@@ -11,11 +11,9 @@ import random
 import re
 import signal
 import tarfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -45,24 +43,9 @@ from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.seeding import SharedGeneratorError
 from tests.support import toy
 from tests.support.deaths import until
+from tests.support.torch_style import Sleeping, Squares, children, everything, plain, rest_after
 
 Pair = collections.namedtuple("Pair", "a b")
-
-
-class Squares(Dataset):
-    """Row i is i * i; drawn numbers stand beside it if asked for."""
-
-    def __init__(self, length=20, draws=False):
-        self.length, self.draws = length, draws
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, row):
-        if self.draws:
-            drawn = random.random() + np.random.rand() + torch.rand(()).item()
-            return row, drawn
-        return row * row
 
 
 class Kinds(Dataset):
@@ -298,17 +281,6 @@ class Dying(Dataset):
         return row
 
 
-class Sleeping(Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, row):
-        by_thread = threading.current_thread() is not threading.main_thread()
-        if row == 1 and (by_thread or get_worker_info() is not None):
-            time.sleep(60)
-        return row
-
-
 class Slow(Dataset):
     def __len__(self):
         return 8
@@ -317,21 +289,6 @@ class Slow(Dataset):
         if row == 0:
             time.sleep(0.5)
         return row
-
-
-def plain(batches):
-    """Batches as lists, which compare."""
-    if isinstance(batches, torch.Tensor):
-        return batches.tolist()
-    if isinstance(batches, dict):
-        return {key: plain(value) for key, value in batches.items()}
-    if isinstance(batches, (list, tuple)):
-        return [plain(value) for value in batches]
-    return batches
-
-
-def everything(*args, **kwargs):
-    return plain(list(DataLoader(*args, **kwargs)))
 
 
 def theirs(*args, **kwargs):
@@ -592,17 +549,6 @@ def test_no_process_stays_behind():
     assert set(children()) <= before
 
 
-def children():
-    """Processes that this one has started, those that have ended left out."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if int(parent) == os.getpid() and state != "Z":
-            yield int(folder.name)
-
-
 def test_a_finished_iterator_stays_finished():
     batches = iter(DataLoader(Squares(2), num_workers=1))
     assert len(list(batches)) == 2
@@ -739,15 +685,6 @@ def _interrupted(pipe):
 
 
 # States.
-
-
-def rest_after(loader, steps):
-    """The state after so many batches, as JSON, and the batches that follow."""
-    batches = iter(loader)
-    for _ in range(steps):
-        next(batches)
-    text = json.dumps(loader.state_dict())
-    return json.loads(text), plain(list(batches))
 
 
 MAPS = {

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.loading.dataloader import DataLoader
-from tests.promises.dataloader.test_dataloader import Squares, children, plain, rest_after
+from tests.support.torch_style import Squares, children, plain, rest_after
 
 
 class Rewinding(IterableDataset):

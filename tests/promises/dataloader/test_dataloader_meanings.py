@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from penstock.loading.dataloader import DataLoader
 from penstock.order.seeding import seed_global
-from tests.promises.dataloader.test_dataloader import Sleeping, Squares, everything, plain
+from tests.support.torch_style import Sleeping, Squares, everything, plain
 
 
 def test_what_cannot_be_pickled_is_named_when_it_is_to_be_sent():

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from tests.promises.distributed.test_ranks import start
 from tests.support import own_ranks
+from tests.support.torchrun import start
 
 
 @pytest.fixture(scope="module")

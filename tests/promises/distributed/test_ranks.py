@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 
@@ -11,10 +10,9 @@ import pytest
 import torch
 
 from penstock.runs import checkpoint
-from tests.support import warm
-from tests.support.ports import free_port
 from tests.support.program import ROOT, run
 from tests.support.ranks import ALL, CASES, LEG_STEPS, LEGS, LENGTHS, ORDER_OF_WORLDS, SIZES
+from tests.support.torchrun import start
 
 MANY = [size for size in ORDER_OF_WORLDS if size > 1]
 
@@ -31,36 +29,6 @@ def launch(size, *words):
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-6000:]
-
-
-def start(size, *words):
-    """Run ranks with the environment that torchrun gives them, without waiting for its imports."""
-    port = str(free_port())
-    ranks = [
-        warm.start(
-            [sys.executable, *words],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ
-            | {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "LOCAL_WORLD_SIZE": str(size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-            },
-        )
-        for rank in range(size)
-    ]
-    try:
-        for rank in ranks:
-            _, err = rank.communicate(timeout=240)
-            assert rank.returncode == 0, err[-6000:]
-    finally:
-        for rank in ranks:
-            rank.kill()
 
 
 @pytest.fixture(scope="module")

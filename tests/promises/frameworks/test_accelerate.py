@@ -4,12 +4,10 @@ import pytest
 import torch
 
 from penstock import DataLoader, TorchLoader
-from tests.promises.frameworks.test_torch_loader import MAKERS, Rows, kind, references, values
+from tests.promises.frameworks.loaders import MAKERS, Rows, values
 
 accelerate = pytest.importorskip("accelerate")
 from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
-
-__all__ = ["kind", "references"]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch.utils.data import default_convert
 from penstock import TorchLoader
 from penstock.loading.batch import Batch
 from penstock.torch_internals import pin_memory
-from tests.promises.frameworks.test_torch_loader import configured, values
+from tests.promises.frameworks.loaders import configured, values
 
 
 def without_hub(name, package):

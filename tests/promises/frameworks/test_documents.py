@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from penstock import build_train_loader, compose
-from tests.promises.frameworks.test_torch_loader import Rows
+from tests.promises.frameworks.loaders import Rows
 from tests.support.ports import free_port
 from tests.support.program import ROOT
 
@@ -50,7 +50,7 @@ def names(title):
     if title == "transformers.Trainer":
         return {"model": Row(), "rows": Rows()}
     if title == "Lightning":
-        from tests.promises.frameworks.test_lightning import Module
+        from tests.promises.frameworks.lightning_module import Module
 
         return {"module": Module()}
     batch = first_batch()

@@ -1,10 +1,9 @@
 """In Lightning's loops: a configuration as a LightningDataModule, checkpoints, Fabric."""
 
 import pytest
-import torch
 
 from penstock import DataLoader, compose
-from tests.promises.frameworks.test_torch_loader import (
+from tests.promises.frameworks.loaders import (
     SMALL,
     OwnOrder,
     Rows,
@@ -17,27 +16,9 @@ pl = pytest.importorskip("pytorch_lightning")
 from pytorch_lightning.callbacks import ModelCheckpoint  # noqa: E402
 
 from penstock import DataModule  # noqa: E402
+from tests.promises.frameworks.lightning_module import Module  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # of Lightning's own
-
-
-class Module(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.seen = []
-
-    def training_step(self, batch, index):
-        self.seen.append(values(batch))
-        return self.weight.square().sum()
-
-    def validation_step(self, batch, index):
-        self.log("rows", float(len(next(iter(batch.values())))))
-
-    test_step = validation_step
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
 
 
 def trainer(folder, **options):

@@ -1,57 +1,18 @@
 """A loader as torch's DataLoader: whatever is put together from its parts has the same batches."""
 
 import pytest
-import torch
 from torch.utils import data as torch_data
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import DistributedSampler
 
-from penstock import DataLoader, TorchLoader, build_train_loader, compose
+from penstock import DataLoader, TorchLoader
 from penstock.distributed.world import World
 from tests.promises.frameworks import loops
-
-SMALL = ["dataset.count=30", "dataset.size=48", "batch.size=4", "loader.num_workers=0"]
-
-
-class Rows(torch_data.Dataset):
-    def __len__(self):
-        return 22
-
-    def __getitem__(self, index):
-        return {"row": index, "drawn": torch.rand(1)}
+from tests.promises.frameworks.loaders import MAKERS, OwnOrder, configured, epochs, values
 
 
 class Stream(torch_data.IterableDataset):
     def __iter__(self):
         return iter(range(10))
-
-
-def dropin(**options):
-    return DataLoader(Rows(), batch_size=4, shuffle=True, **{"seed": 3, **options})
-
-
-def configured(*words, world=None):
-    return build_train_loader(compose(*SMALL, *words), world)
-
-
-MAKERS = {"dropin": dropin, "configured": configured}
-
-
-def values(batch):
-    return {name: field.tolist() for name, field in batch.items() if torch.is_tensor(field)}
-
-
-def epochs(loader, count=3):
-    return [[values(batch) for batch in loader] for _ in range(count)]
-
-
-@pytest.fixture(scope="module")
-def references():
-    return {kind: epochs(make()) for kind, make in MAKERS.items()}
-
-
-@pytest.fixture(params=MAKERS)
-def kind(request):
-    return request.param
 
 
 def test_it_is_a_dataloader_with_the_loader_s_batches(kind, references):
@@ -150,23 +111,6 @@ def as_fabric(loader, count):
         loader.sampler.set_epoch(number)
         for batch in loader:
             yield loops.digest(batch), loader.state_dict()
-
-
-class OwnOrder(Sampler):
-    """Has set_epoch, as a person writes it: without telling which epoch it was."""
-
-    def __init__(self, rows):
-        self.rows, self._seed = rows, 0
-
-    def set_epoch(self, epoch):
-        self._seed = epoch
-
-    def __len__(self):
-        return self.rows
-
-    def __iter__(self):
-        generator = torch.Generator().manual_seed(self._seed)
-        return iter(torch.randperm(self.rows, generator=generator).tolist())
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -17,7 +17,7 @@ from penstock.order.samplers import Random
 from penstock.training.objective import Classification
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.mixing import MixUp
-from tests.algorithms.transforms.test_batch import Photos, batch_of
+from tests.support.photos import Photos, batch_of
 
 IN_MAIN = ["loader.backend=main", "loader.num_workers=0"]
 

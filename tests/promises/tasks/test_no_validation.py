@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.promises.tasks.test_empty_epochs import Records, Rows, words
+from tests.support.few_rows import Records, Rows, words
 from tests.support.program import run
 
 

@@ -8,15 +8,18 @@ from penstock.build.data import DataParts
 from penstock.distributed.world import World
 from penstock.errors import ConfigError
 from penstock.tasks.replay import recompute
-from tests.promises.tasks import test_empty_epochs
-from tests.promises.tasks.test_empty_epochs import Records, Rows
+from tests.support.few_rows import Records, Rows, words
 from tests.support.program import run
 
-trusted = test_empty_epochs.trusted  # runs for each test
+
+@pytest.fixture(autouse=True)
+def trusted(monkeypatch, tmp_path):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    monkeypatch.chdir(tmp_path)
 
 
 def asked(*more, kind=Rows):
-    config = penstock.compose(*test_empty_epochs.words(kind), "task=replay", *more)
+    config = penstock.compose(*words(kind), "task=replay", *more)
     return config, DataParts(config, World()).train
 
 
@@ -44,8 +47,8 @@ def test_a_batch_is_made_again_by_its_address(kind, message, capsys):
 
 
 def test_a_digest_names_the_batches_that_are_left_out(capsys):
-    words = [*test_empty_epochs.words(rows=16), "trainer.skip=[[[0,1],[0,3]]]"]
-    done = run(capsys, "task=digest", *words)
+    skipping = [*words(rows=16), "trainer.skip=[[[0,1],[0,3]]]"]
+    done = run(capsys, "task=digest", *skipping)
     assert done.code == 0, done.err
     places = [" ".join(line.split()[:3]) for line in done.out.splitlines()]
     assert places[:4] == ["0 0 4", "0 1 skipped", "0 2 skipped", "0 3 4"]
