@@ -19,15 +19,13 @@ import json
 import math
 import os
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import torch
 from torchvision import tv_tensors
 
@@ -36,11 +34,13 @@ from penstock.addons.storage.files import RecordFiles, Spans
 from penstock.datasets.files import Files, Root, open_root
 from penstock.errors import DataError
 from penstock.files.disk import write_atomically
-from penstock.loading.collate import Mismatch, Ragged
+from penstock.loading.collate import Ragged
 from penstock.loading.encoded import EncodedImage, allocate
 
 Numbers = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
+# Of some values of a field, int32[n, ndim], and the sizes of their pictures, int32[n, 2].
+_Shapes = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32] | None]
 
 VERSION = 3
 RECORD = "pack.json"
@@ -113,9 +113,9 @@ class Field:
     def value(self, stored: Numbers, canvas: Sequence[int] | None = None) -> Any:
         """The numbers of one sample as the value that it had; they are shared."""
         if self.kind != "tensor":
-            return stored[()] if self.kind == "scalar" else stored
+            return stored[()] if self.kind == "scalar" else np.asarray(stored)
         size = {} if canvas is None else {"canvas_size": tuple(canvas)}
-        tensor = self.tensor(stored)
+        tensor = self.tensor(np.asarray(stored))
         return _TYPES[self.type](tensor, **self.attributes, **size) if self.type else tensor
 
 
@@ -125,18 +125,18 @@ def describe(sample: Mapping[str, Any]) -> dict[str, Field]:
 
 
 def _field(name: str, value: Any) -> Field:
-    kind, is_plain = type(value), type(value) in (torch.Tensor, torch.nn.Parameter)
     # By the exact type: True is an int as well, and a float64 of numpy a float, and each has to
     # come back as what it was.
+    kind = type(value)
     if kind in _PLAIN:
         return Field(name, *_PLAIN[kind])
+    type_ = kind.__name__ if kind in _TYPES.values() else ""
     # numpy has no bfloat16, so such numbers would come back as others.
-    if (is_plain or kind in _TYPES.values()) and value.dtype != torch.bfloat16:
+    if (type_ or kind in (torch.Tensor, torch.nn.Parameter)) and value.dtype != torch.bfloat16:
         # JSON knows no enumerations, such as the format of boxes; torchvision takes their values,
         # too.
-        known = {} if is_plain else {key: getattr(v, "value", v) for key, v in vars(value).items()}
+        known = {key: getattr(v, "value", v) for key, v in vars(value).items()} if type_ else {}
         known.pop("canvas_size", None)  # samples have several
-        type_ = "" if is_plain else kind.__name__
         return Field(name, "tensor", _numpy(value).dtype.str, value.ndim, type_, known)
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
         word = "array" if isinstance(value, np.ndarray) else "scalar"
@@ -167,37 +167,10 @@ class Column:
     shapes: npt.NDArray[np.int32]
     canvases: npt.NDArray[np.int32] | None = None
 
-    @property
-    def offsets(self) -> Indices:
-        """Where the numbers of each value begin, and where they end: int64[B + 1]."""
-        return np.concatenate([[0], np.cumsum(self.shapes.prod(axis=1, dtype=np.int64))])
 
-
-class Unlike(Mismatch):
-    """A sample of a batch, by its place, whose fields are not those of the pack."""
-
-    def __init__(self, name: str, row: int, field: Field | None, before: Field | None) -> None:
-        reason = f"field {name!r} is {field} and was {before} before"
-        DataError.__init__(self, f"cannot be packed with those before it: {reason}")
-        self.rows = 0, row
-
-
-class Encode:
-    """Samples with these fields to a `Column` for each: a collate function; raises `Unlike`."""
-
-    def __init__(self, fields: Mapping[str, Field]) -> None:
-        self.fields = fields
-
-    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
-        # Every sample is described: numbers of another type, or a field more, would be stored as
-        # those of the first sample are, or be lost, without an error.
-        was = self.fields
-        for row, sample in enumerate(samples):
-            now = describe(sample)
-            unlike = [name for name in {**was, **now} if was.get(name) != now.get(name)]
-            if unlike:
-                raise Unlike(unlike[0], row, now.get(unlike[0]), was.get(unlike[0]))
-        return {n: column(of, [sample[n] for sample in samples]) for n, of in self.fields.items()}
+def _offsets(shapes: npt.NDArray[np.int32]) -> Indices:
+    """Where the numbers of values of these shapes begin, and where they end: int64[B + 1]."""
+    return np.concatenate([[0], np.cumsum(shapes.prod(axis=1, dtype=np.int64))])
 
 
 def column(field: Field, values: Sequence[Any]) -> Column:
@@ -214,25 +187,21 @@ def column(field: Field, values: Sequence[Any]) -> Column:
 
 def _stored(field: Field, value: Any) -> Numbers:
     """The numbers of a value in the stored layout; a view if possible."""
-    match field.kind:
-        case "tensor":
-            array = _numpy(value)
-            return np.moveaxis(array, -3, -1) if field.channels_last else array
-        case "str":
-            # Names of files may hold bytes that are no UTF-8.
-            return np.frombuffer(value.encode("utf-8", "surrogateescape"), np.uint8)
-        case "file":
-            return np.frombuffer(value.content, np.uint8)
-        case "bytes":
-            return np.frombuffer(value, np.uint8)
-    return np.asarray(value, field.dtype)
+    if field.kind == "tensor":
+        array = _numpy(value)
+        return np.moveaxis(array, -3, -1) if field.channels_last else array
+    if field.kind not in _CONTENT:
+        return np.asarray(value, field.dtype)
+    # Names of files may hold bytes that are no UTF-8.
+    content = value.encode("utf-8", "surrogateescape") if field.kind == "str" else value
+    return np.frombuffer(content.content if field.kind == "file" else content, np.uint8)
 
 
 class PackWriter:
     """Writes a pack into an empty folder, for samples with these fields.
 
-    Numbers are written as they come. What says where each row lies is kept until the end: 4 bytes a
-    row and dimension.
+    Numbers are written as they come, and no file stays open. What says where each row lies is kept
+    until the end: 4 bytes a row and dimension.
 
     Args:
         ragged: fields that are stored as values of unequal shapes even where all have one.
@@ -241,31 +210,31 @@ class PackWriter:
     def __init__(
         self, folder: Path, fields: Mapping[str, Field], ragged: Sequence[str] = ()
     ) -> None:
-        self.folder, self.fields, self.count = folder, fields, 0
+        self.folder, self.count = folder, 0
+        self._fields, self._parts = dict[str, Field](), {name: list[_Shapes]() for name in fields}
         # Text and files are read by offsets even where all have one length.
         self._ragged = {*ragged, *(name for name in fields if fields[name].kind in _CONTENT)}
-        self._files, self._parts = dict[str, BinaryIO](), list[Mapping[str, Column]]()
-        for number, name in enumerate(fields):
+        for number, (name, field) in enumerate(fields.items()):
             # In small letters, as there are disks that do not tell them from others.
             plain = re.fullmatch("[a-z_][a-z0-9_]{0,60}", name) and name != "table"
-            path = folder / f"{name if plain else f'field-{number}'}.npy"
-            # Fields are written in turn, and small pieces would lie scattered on the disk.
-            self._files[name] = path.open("xb", buffering=4 << 20)
-            self._files[name].write(bytes(_HEADER))
+            self._fields[name] = replace(field, file=name if plain else f"field-{number}")
+            self._path(name).write_bytes(bytes(_HEADER))
+
+    def _path(self, name: str, ending: str = ".npy") -> Path:
+        return self.folder / f"{self._fields[name].file}{ending}"
 
     def append(self, columns: Mapping[str, Column]) -> None:
         """Add samples."""
         for name, column in columns.items():
-            self._files[name].write(column.numbers.numpy().data)
+            with self._path(name).open("ab") as file:
+                file.write(column.numbers.numpy().data)
             # Shapes are kept until the end; kept numbers would be all of the dataset in memory.
-            column.numbers = torch.empty(0)
+            self._parts[name].append((column.shapes, column.canvases))
         self.count += len(next(iter(columns.values())).shapes)
-        self._parts.append(columns)
 
     def finish(self, record: Mapping[str, Any]) -> None:
         """Write the rest, and pack.json with the entries of `record` last."""
-        fields = [asdict(self._finished(*named)) for named in self.fields.items()]
-        sizes = dict[str, int]()
+        fields, sizes = [*map(self._finished, self._fields)], dict[str, int]()
         for path in sorted(self.folder.iterdir()):
             with path.open("rb") as file:
                 os.fsync(file.fileno())  # pack.json must not be on the disk before they are
@@ -274,32 +243,25 @@ class PackWriter:
         content = json.dumps({**whole, "fields": fields, "files": sizes}, indent=1)
         write_atomically(self.folder / RECORD, content.encode())
 
-    def _finished(self, name: str, field: Field) -> Field:
-        """The field with its place, when the rest of its files is written."""
-        parts, file = [columns[name] for columns in self._parts], self._files[name]
-        column = Column(torch.empty(0), np.concatenate([part.shapes for part in parts]))
-        shape, stem = column.shapes[0].tolist(), Path(file.name).with_suffix("")
-        whole = (self.count, *shape)
+    def _finished(self, name: str) -> dict[str, Any]:
+        """The entry of a field, when the rest of its files is written."""
+        field, parts = self._fields[name], [*zip(*self._parts[name], strict=True)]
+        shapes = np.concatenate(parts[0])
+        shape, whole = shapes[0].tolist(), (self.count, *shapes[0].tolist())
         # Only now it is known: any sample might have had a shape of its own.
-        if name in self._ragged or (column.shapes != column.shapes[0]).any():
-            shape, whole = None, (int(column.offsets[-1]),)
-            np.save(f"{stem}.offsets.npy", column.offsets)
-            np.save(f"{stem}.shapes.npy", column.shapes)
-        if parts[0].canvases is not None:
-            np.save(f"{stem}.canvas.npy", np.concatenate([part.canvases for part in parts]))
+        if name in self._ragged or (shapes != shapes[0]).any():
+            shape, whole = None, (int(_offsets(shapes)[-1]),)
+            np.save(self._path(name, ".offsets.npy"), _offsets(shapes))
+            np.save(self._path(name, ".shapes.npy"), shapes)
+        if parts[1][0] is not None:
+            np.save(self._path(name, ".canvas.npy"), np.concatenate(parts[1]))
         # Not by numpy's function, which gives a header of as many bytes as its content needs: there
         # is room for one of this size, as the numbers are written already.
         described = {"descr": field.dtype, "fortran_order": False, "shape": whole}
-        start = np.lib.format.MAGIC_PREFIX + bytes([1, 0]) + struct.pack("<H", _HEADER - 10)
-        file.seek(0)
-        file.write(start + repr(described).encode().ljust(_HEADER - 11) + b"\n")
-        file.close()
-        return replace(field, file=stem.name, shape=shape)
-
-    def close(self) -> None:
-        """Close files that are not finished."""
-        for file in self._files.values():
-            file.close()
+        start = np.lib.format.MAGIC_PREFIX + bytes([1, 0, _HEADER - 10, 0])
+        with self._path(name).open("r+b") as file:
+            file.write(start + repr(described).encode().ljust(_HEADER - 11) + b"\n")
+        return asdict(replace(field, shape=shape))
 
 
 class Pack:
@@ -324,14 +286,17 @@ class Pack:
         self.folder, self.record = str(at), read_record(at)
         self.fields = {entry["name"]: Field(**entry) for entry in self.record["fields"]}
         self.count, self._maps = int(self.record["count"]), dict[str, Numbers]()
-        sizes = self.record["files"]
-        self.files = RecordFiles.named(at, [*sizes])
+        self.files = files_ = RecordFiles.named(at, [*self.record["files"]])
         # A copy that was broken off leaves shorter files, and reads of their last rows would fail
         # in the middle of an epoch.
-        for number, size in enumerate(sizes.values()):
-            if self.files.sizes[number] != size:
-                reason = f"it has {self.files.sizes[number]} bytes, and was written with {size}"
-                raise damaged(self.files.addresses[number], reason)
+        for path, size, written in zip(
+            files_.addresses, files_.sizes, self.record["files"].values(), strict=True
+        ):
+            if size != written:
+                raise damaged(path, f"it has {size} bytes, and was written with {written}")
+        large = files_.is_remote & (files_.sizes >= _WHOLE)
+        # File -> its number, of those at an address that are fetched row by row.
+        self._by_row = {files_.names[n][:-4]: n for n in np.flatnonzero(large).tolist()}
 
     @classmethod
     def in_memory(
@@ -343,14 +308,14 @@ class Pack:
     ) -> Pack:
         """The same of columns that are written nowhere, for as long as they are needed."""
         pack = cls.__new__(cls)
-        pack.folder, pack.files, pack.fields, pack._maps = "", RecordFiles([], []), {}, arrays
+        pack.folder, pack.fields, pack._maps, pack._by_row = "", {}, arrays, {}
         for name, column in columns.items():
             shape = None if name in ragged else column.shapes[0].tolist()
             # A count instead of -1, which numpy cannot work out where a shape has a 0 in it.
             whole = (-1,) if shape is None else (len(column.shapes), *shape)
             pack.fields[name] = replace(fields[name], file=name, shape=shape)
             arrays[name] = column.numbers.numpy().view(fields[name].dtype).reshape(whole)
-            arrays |= {f"{name}.offsets": column.offsets, f"{name}.shapes": column.shapes}
+            arrays |= {f"{name}.offsets": _offsets(column.shapes), f"{name}.shapes": column.shapes}
         return pack
 
     def __getstate__(self) -> dict[str, Any]:
@@ -359,93 +324,86 @@ class Pack:
     def array(self, stem: str) -> Numbers:
         """The `.npy` file of that name (without its ending), mapped, not read."""
         if stem not in self._maps:
-            number = self.files.names.index(f"{stem}.npy")
-            try:
-                mapped = np.load(self.files.path(number), mmap_mode="r", allow_pickle=False)
-            except (OSError, ValueError, EOFError) as error:
-                raise damaged(self.files.addresses[number], error) from error
+            path = self.files.path(self.files.names.index(f"{stem}.npy"))
             # Plain arrays: every access to a memmap makes an object of that slow class.
-            self._maps[stem] = mapped.view(np.ndarray)
+            self._maps[stem] = np.load(path, mmap_mode="r").view(np.ndarray)
         return self._maps[stem]
 
-    def _spans(self, name: str, rows: Indices) -> Spans | None:
-        """What of a file at an address the rows of a field are read from; None: it is mapped."""
-        field, files = self.fields[name], self.files
-        number = files.names.index(f"{field.file}.npy") if files.is_remote else 0
-        if not files.is_remote or files.sizes[number] < _WHOLE:
-            return None
-        starts, shapes = self._located(name, rows)
-        size, stops = np.dtype(field.dtype).itemsize, starts + shapes.prod(axis=1)
-        return Spans(np.full(len(rows), number), _HEADER + starts * size, _HEADER + stops * size)
-
-    def _located(self, name: str, rows: Indices) -> tuple[Indices, Indices]:
-        """Where the numbers of rows begin among those of a field, int64[n], and their shapes."""
+    def shapes(self, name: str, rows: Indices) -> Indices:
+        """The shapes of rows of a field, as they are stored: int64[n, ndim] for int64[n]."""
         field = self.fields[name]
         if field.shape is None:
-            shapes = self.array(f"{field.file}.shapes")[rows].astype(np.int64)
-            return self.array(f"{field.file}.offsets")[rows], shapes
-        shapes = np.broadcast_to(np.array(field.shape, np.int64), (len(rows), field.ndim))
-        return rows * math.prod(field.shape), shapes
+            return self.array(f"{field.file}.shapes")[rows].astype(np.int64)
+        return np.broadcast_to(np.array(field.shape, np.int64), (len(rows), field.ndim))
+
+    def spans(self, name: str, rows: Indices) -> Spans:
+        """What rows of a field are read from: bytes of its file."""
+        field = self.fields[name]
+        if field.shape is None:
+            offsets = self.array(f"{field.file}.offsets")
+            starts, stops = offsets[rows], offsets[rows + 1]
+        else:
+            starts = rows * math.prod(field.shape)
+            stops = starts + math.prod(field.shape)
+        file, size = (
+            np.full(len(rows), self._by_row.get(field.file, -1)),
+            np.dtype(field.dtype).itemsize,
+        )
+        return Spans(file, _HEADER + starts * size, _HEADER + stops * size)
 
     def want(self, rows: Indices) -> float:
         """Rows are read soon: fetch what is missing of them; their part of `files.ahead`."""
-        spans = [self._spans(name, rows) for name in self.fields]
-        return sum(self.files.want(each) for each in spans if each is not None)
+        names = [name for name, field in self.fields.items() if field.file in self._by_row]
+        return sum(self.files.want(self.spans(name, rows)) for name in names)
+
+    def buffers(self, name: str, rows: Indices) -> list[bytes | memoryview]:
+        """The bytes of each row of a field, int64[n]; on this machine they are not copied."""
+        spans, file = self.spans(name, rows), self.fields[name].file
+        if file in self._by_row:
+            return self.files.read(spans)
+        content = self.array(file).reshape(-1).view(np.uint8).data
+        bounds = zip((spans.start - _HEADER).tolist(), (spans.stop - _HEADER).tolist(), strict=True)
+        return [content[start:stop] for start, stop in bounds]
+
+    def _joined(self, name: str, rows: Indices) -> Numbers:
+        # A bytearray, since torch warns of memory that may not be written to.
+        return np.frombuffer(bytearray().join(self.buffers(name, rows)), self.fields[name].dtype)
 
     def places(self, name: str, rows: Indices) -> tuple[Numbers, Indices, Indices]:
         """Numbers of a field, 1-D, and for rows int64[n]: their offsets in these, int64[n], and
         shapes, int64[n, ndim]. On this machine the numbers are all there are, and not copied."""
-        starts, shapes = self._located(name, rows)
-        spans = self._spans(name, rows)
-        if spans is None:
-            return self.array(self.fields[name].file).reshape(-1), starts, shapes
-        # A bytearray, since torch warns of memory that may not be written to.
-        content, sizes = bytearray().join(self.files.read(spans)), shapes.prod(axis=1)
-        return np.frombuffer(content, self.fields[name].dtype), np.cumsum(sizes) - sizes, shapes
+        field, shapes = self.fields[name], self.shapes(name, rows)
+        if field.file not in self._by_row:
+            numbers = self.array(field.file).reshape(-1)
+            return numbers, (self.spans(name, rows).start - _HEADER) // numbers.itemsize, shapes
+        sizes = shapes.prod(axis=1)
+        return self._joined(name, rows), np.cumsum(sizes) - sizes, shapes
 
     def rows(self, name: str, rows: Indices) -> Numbers:
         """The numbers of a field of one shape, int64[n] -> [n, *shape], in one copy."""
-        if self._spans(name, rows[:0]) is None:
-            return np.take(self.array(self.fields[name].file), rows, axis=0)
-        numbers, _, shapes = self.places(name, rows)
-        return numbers.reshape(len(rows), *shapes[0])
-
-    def _each(self, name: str, rows: Indices) -> list[Numbers]:
-        if self.fields[name].shape is not None:
-            return [np.asarray(row) for row in self.rows(name, rows)]
-        numbers, starts, shapes = self.places(name, rows)
-        sizes = zip(starts.tolist(), shapes.prod(axis=1).tolist(), shapes.tolist(), strict=True)
-        # Copies: transforms write into samples, and the map of a file is only to be read.
-        return [np.array(numbers[at : at + size]).reshape(shape) for at, size, shape in sizes]
+        field = self.fields[name]
+        if field.file not in self._by_row:
+            return np.take(self.array(field.file), rows, axis=0)
+        return self._joined(name, rows).reshape(len(rows), *self.shapes(name, rows[:1])[0])
 
     def values(self, name: str, rows: Indices) -> list[Any]:
         """The values of a field for rows, int64[n]; of image files, their bytes."""
         field = self.fields[name]
         if field.kind in ("int", "float", "bool"):
             return list(self.rows(name, rows).tolist())
+        if field.kind == "str":
+            return [str(of, "utf-8", "surrogateescape") for of in self.buffers(name, rows)]
         if field.kind in _CONTENT:
-            contents = self._contents(name, rows)
-            if field.kind != "str":
-                return contents
-            return [content.decode("utf-8", "surrogateescape") for content in contents]
+            return [*map(bytes, self.buffers(name, rows))]
+        if field.shape is not None:
+            stored = [*self.rows(name, rows)]
+        else:
+            # Copies: transforms write into samples, and the map of a file is only to be read.
+            parts = zip(self.buffers(name, rows), self.shapes(name, rows), strict=True)
+            stored = [np.frombuffer(bytearray(of), field.dtype).reshape(size) for of, size in parts]
         if field.type not in ("KeyPoints", "BoundingBoxes"):
-            return [field.value(stored) for stored in self._each(name, rows)]
-        canvases = self.array(f"{field.file}.canvas")[rows].tolist()
-        return [*map(field.value, self._each(name, rows), canvases)]
-
-    def _contents(self, name: str, rows: Indices) -> list[bytes]:
-        stem, spans = self.fields[name].file, self._spans(name, rows)
-        if spans is not None:
-            return [*map(bytes, self.files.read(spans))]
-        offsets = self.array(f"{stem}.offsets")
-        parts = [None, pa.py_buffer(offsets), pa.py_buffer(self.array(stem))]
-        everything = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, parts)
-        # Arrow gathers texts in a third of the time of a slice for each; but it imports pandas to
-        # take rows of an array of numpy, so they come as Arrow's.
-        chosen = [None, pa.py_buffer(np.ascontiguousarray(rows, np.int64))]
-        taken = everything.take(pa.Array.from_buffers(pa.int64(), len(rows), chosen))
-        contents: list[bytes] = taken.to_pylist()
-        return contents
+            return [*map(field.value, stored)]
+        return [*map(field.value, stored, self.array(f"{field.file}.canvas")[rows].tolist())]
 
     def gathered(self, name: str, rows: Indices) -> torch.Tensor | Ragged | list[Any]:
         """A field of a batch: [n, ...], lists of unequal lengths, or texts.
@@ -453,20 +411,16 @@ class Pack:
         Raises:
             DataError: values of unequal lengths differ in another dimension than the first.
         """
-        field = self.fields[name]
+        field, shapes = self.fields[name], self.shapes(name, rows)
         if field.kind in _CONTENT:
             return self.values(name, rows)
         if field.shape is not None:
             return field.tensor(self.rows(name, rows))
-        numbers, starts, shapes = self.places(name, rows)
         # Samples may differ so, images of several sizes for one; batches that are gathered may not.
         if (shapes[:, 1:] != shapes[:1, 1:]).any():
             raise DataError(f"field {name!r} has rows of several shapes: {shapes.tolist()[:8]}")
-        sizes = shapes.prod(axis=1)
-        ends = np.cumsum(sizes)
-        at = np.repeat(starts - (ends - sizes), sizes) + np.arange(int(ends[-1]))
-        values = torch.from_numpy(numbers[at].reshape(-1, *shapes[0, 1:]))
-        return Ragged(values, torch.from_numpy(shapes[:, 0].copy()))
+        values = self._joined(name, rows).reshape(-1, *shapes[0, 1:])
+        return Ragged(torch.from_numpy(values), torch.from_numpy(shapes[:, 0].copy()))
 
 
 def damaged(path: str, reason: object) -> DataError:

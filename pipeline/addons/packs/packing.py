@@ -15,7 +15,6 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,10 +28,10 @@ from penstock.addons.packs.folder import (
     RECORD,
     VERSION,
     Column,
-    Encode,
     Field,
     Pack,
     PackWriter,
+    column,
     describe,
     is_pack,
     read_record,
@@ -78,6 +77,7 @@ class Recipe:
 
     Attributes:
         shrinks: what tells its samples from those of the dataset; empty if they stay the same.
+        fields: that all samples have; None before the first one.
     """
 
     keyed = True  # nothing is drawn
@@ -89,6 +89,7 @@ class Recipe:
         format: Literal["pixels", "encoded"] = "pixels",
     ) -> None:
         self.size, self.format, self.shrinks = size, format, list[object]()
+        self.fields: dict[str, Field] | None = None
         self.decode: DecodeResizeCenterCrop | None = None
         if size is not None:
             cut = [v2.CenterCrop(size)] if square else []
@@ -97,37 +98,52 @@ class Recipe:
             # Pixels differ by rounding from one decoder to another.
             self.shrinks = [size, square, self.decode and self.decode.decoder]
 
-    def __call__(self, sample: Mapping[str, Any]) -> Any:
-        files = {name: of for name, of in sample.items() if isinstance(of, EncodedImage)}
-        if self.format == "encoded":
-            return sample
-        # Points and boxes have to move along, which torchvision's transforms do.
+    def __call__(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The sample to be packed; DataError if its fields are not those of the others."""
+        # Points and boxes have to move along, which torchvision's transforms do. Files alone stay
+        # files where squares are wanted: `Encode` decodes them, a batch at once.
         moving = any(isinstance(value, tv_tensors.TVTensor) for value in sample.values())
-        if files and self.decode is not None and not moving:
-            return sample  # `Squares` decodes them, a batch at once
-        whole = {**sample, **{name: file.decode() for name, file in files.items()}}
-        return whole if self.size is None else self._resize(whole)
+        if self.format == "pixels" and (moving or self.decode is None):
+            sample = {
+                name: value.decode() if isinstance(value, EncodedImage) else value
+                for name, value in sample.items()
+            }
+            if self.size is not None:
+                sample = self._resize(sample)
+        now = describe(sample)
+        was = now if self.fields is None else self.fields
+        # Numbers of another type, or a field more, would be stored as those of the first sample
+        # are, or be lost, without an error.
+        for name in {**was, **now} if now != was else ():
+            if now.get(name) != was.get(name):
+                before = f"was {was.get(name)} before"
+                reason = f"field {name!r} is {now.get(name)} and {before}"
+                raise DataError(f"cannot be packed with those before it: {reason}")
+        return sample
 
 
-class Squares(Encode):
-    """Samples to columns, with the files of pictures decoded: uint8 [size, size, 3] each.
+class Encode:
+    """Samples with these fields to a `Column` for each: a collate function.
 
-    A batch in one call of C, straight into the column: one by one it takes half as long again.
+    Args:
+        decode: makes squares of the files of pictures, uint8 [size, size, 3], a batch in one call
+            of C, straight into the column: one by one it takes half as long again.
     """
 
-    def __init__(self, fields: Mapping[str, Field], decode: DecodeResizeCenterCrop) -> None:
-        super().__init__(fields)
-        self._decode = decode
+    def __init__(self, fields: Mapping[str, Field], decode: DecodeResizeCenterCrop | None) -> None:
+        self.fields, self.decode = fields, decode
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
-        columns, keys = super().__call__(samples), np.zeros(len(samples), np.uint64)
-        for name in self.fields:
-            if self.fields[name].kind == "file":
-                files = [sample[name] for sample in samples]
-                pixels = self._decode.decode_batch(files, keys, channels_last=True)
-                assert pixels is not None, "files can always be decoded in a batch"
-                shapes = np.array([pixels.shape[1:]] * len(files), np.int32)
-                columns[name] = Column(pixels.reshape(-1), shapes)
+        columns, keys = dict[str, Any](), np.zeros(len(samples), np.uint64)
+        for name, field in self.fields.items():
+            values = [sample[name] for sample in samples]
+            if self.decode is None or field.kind != "file":
+                columns[name] = column(field, values)
+                continue
+            pixels = self.decode.decode_batch(values, keys, channels_last=True)
+            assert pixels is not None, "files can always be decoded in a batch"
+            shapes = np.array([pixels.shape[1:]] * len(values), np.int32)
+            columns[name] = Column(pixels.reshape(-1), shapes)
         return columns
 
 
@@ -165,16 +181,14 @@ def pack(
     kind, reason = type(dataset).__name__, ""
     own = fingerprint or getattr(dataset, "fingerprint", "") or ""
     if is_stream(dataset) or getattr(dataset, "mixing", None) is not None:
-        reason = f"{kind} has no rows of its own: a stream is only read forwards; of a mixture, "
-        reason += "pack each source, and name the packs in dataset.sources"
+        reason = "has no rows of its own: a stream is only read forwards; of a mixture, pack each "
+        reason += "source, and name the packs in dataset.sources"
     # A pack would be found again for ever, however its data has changed.
     elif not own or key == "":
-        reason = f"{kind} has no `fingerprint`, which tells when its samples differ from the packed"
-        reason += " ones; give it one (docs/own_dataset.md)"
-    elif not len(dataset):
-        reason = f"{kind} has no samples to pack"
+        reason = "has no `fingerprint`, which tells when its samples differ from the packed ones; "
+        reason += "give it one (docs/own_dataset.md)"
     if reason:
-        raise ConfigError(Problem("data.packed", reason))
+        raise ConfigError(Problem("data.packed", f"{kind} {reason}"))
     name = _hash(["pack", VERSION, key or own, recipe.format, *recipe.shrinks])
     # Samples that stay as they are keep their fingerprint, and so a run may go on with the pack.
     record = {
@@ -184,32 +198,27 @@ def pack(
         "dataset": {"class": kind, "fingerprint": own},
         "recipe": [recipe.format, *recipe.shrinks],
     }
-    fetch = Fetch(dataset, recipe, List(), 0, fields=names or Fields())
-    write = partial(_write, fetch, record, options or LoaderOptions())
+    fetch, files = Fetch(dataset, recipe, List(), 0, fields=names or Fields()), files or Files()
     folder = Path(cache_dir, "packed", name).expanduser().absolute()
     address = join(out, split) if out and is_remote(out) else ""
-    files = files or Files()
     if out and not address:
         folder = Path(out, split).expanduser().absolute()
-    there = is_pack(folder)
-    # One file is asked for, as not every store may be listed.
-    if address:
-        there = files.remote.find([join(address, RECORD)])[0] is not None
-    if there:
-        root = files.remote.folder(address) if address else Root(folder)
-        if read_record(root)["name"] != name:
-            reason = f"{str(root)!r} holds other samples than these (another dataset, pack.size or "
-            reason += "pack.format); delete it or choose another folder"
+        # What is in the way would be replaced, and this may be somebody's own.
+        if not is_pack(folder) and folder.is_dir() and any(folder.iterdir()):
+            reason = f"{str(folder)!r} exists and is not a pack; choose another folder"
             raise ConfigError(Problem("pack.out", reason))
-    # What is in the way is replaced below, and this may be somebody's own.
-    elif out and not address and folder.is_dir() and any(folder.iterdir()):
-        reason = f"{str(folder)!r} exists and is not a pack; choose another folder"
-        raise ConfigError(Problem("pack.out", reason))
-    else:
+    # One file is asked for, as not every store may be listed.
+    if not address or files.remote.find([join(address, RECORD)])[0] is None:
+        write = partial(_write, fetch, record, options or LoaderOptions())
         generated_folder(folder, write, "cache_dir (or pack.out)", is_pack)
         # Made on this machine first: headers are written last, and a store takes files as a whole.
         if address:
             files.remote.send(folder, address, RECORD, "pack.out")
+    root = files.remote.folder(address) if address else Root(folder)
+    if read_record(root)["name"] != name:
+        reason = f"{str(root)!r} holds other samples than these (another dataset, pack.size or "
+        reason += "pack.format); delete it or choose another folder"
+        raise ConfigError(Problem("pack.out", reason))
     return address or folder
 
 
@@ -222,26 +231,26 @@ def _write(fetch: Fetch, record: dict[str, Any], options: LoaderOptions, folder:
     for left in folder.parent.glob(f"{folder.name.rpartition('-')[0].rpartition('-')[0]}-*"):
         if left != folder:  # of a process that was killed; this one has the lock
             shutil.rmtree(left, ignore_errors=True)
-    dataset, split = fetch.dataset, record["split"]
+    dataset, recipe = fetch.dataset, fetch.transform
     sample = _first(fetch)
-    fields = describe(sample)
-    encode, decode = Encode(dict(fields)), fetch.transform.decode
-    if decode is not None:
-        encode = Squares(dict(fields), decode)
-        pictures = [name for name in fields if fields[name].kind == "file"]
-        fields |= {name: Field(name, "tensor", "|u1", 3, "Image") for name in pictures}
+    fields = recipe.fields = describe(sample)
+    encode = Encode(fields, recipe.decode)
+    if recipe.decode is not None:
+        squares = {
+            n: Field(n, "tensor", "|u1", 3, "Image") for n in fields if fields[n].kind == "file"
+        }
+        fields = {**fields, **squares}
     each = sum(len(column.numbers) for column in encode([sample]).values())
-    size = min(_BATCH_BYTES // max(each, 1) + 1, _LARGEST_BATCH)
-    plan = Plan(Sequential(len(dataset)), size)
+    plan = Plan(Sequential(len(dataset)), min(_BATCH_BYTES // max(each, 1) + 1, _LARGEST_BATCH))
+    writer = PackWriter(folder, fields)
     with (
-        closing(PackWriter(folder, fields)) as writer,
         Loader(plan, replace(fetch, collate=encode), options, World()) as loader,
-        progress(f"packing {split}", len(dataset)) as show,
+        progress(f"packing {record['split']}", len(dataset)) as show,
     ):
         for batch in loader.epoch(0):
             writer.append(dict(batch))
             show(writer.count)
-        writer.finish({**record, **write_answers(folder, dataset, fetch.fields)})
+    writer.finish({**record, **write_answers(folder, dataset, fetch.fields)})
 
 
 def _first(fetch: Fetch) -> dict[str, Any]:
@@ -252,18 +261,26 @@ def _first(fetch: Fetch) -> dict[str, Any]:
     # Read once more without the fetch, which gives draws a seed and so would hide them.
     with scope():
         seeding.run(lambda: fetch.dataset[0])
-    if seeding.drawn:
-        reason = f"{kind}.__getitem__ draws from {' and '.join(seeding.drawn)}; packed, its "
-        reason += "samples are the same in every epoch. Draw in a transform instead"
-        raise ConfigError(Problem("data.packed", reason))
-    if recipe.format == "encoded" and EncodedImage not in types:
-        reason = f"encoded, but {kind} gives no undecoded pictures (it takes no argument `lazy`); "
-        raise ConfigError(Problem("pack.format", f"{reason}set pack.format=pixels"))
-    if recipe.shrinks and types.isdisjoint({tv_tensors.Image, EncodedImage}):
-        reason = f"{recipe.size}, but samples of {kind} hold no torchvision Image; set it to null"
-        raise ConfigError(Problem("pack.size", reason))
-    if not sample:
-        raise DataError("the samples have no fields, so there is nothing to pack")
+    refusals = {
+        (
+            "data.packed",
+            f"{kind}.__getitem__ draws from {' and '.join(seeding.drawn)}; packed, its samples are "
+            "the same in every epoch. Draw in a transform instead",
+        ): bool(seeding.drawn),
+        (
+            "pack.format",
+            f"encoded, but {kind} gives no undecoded pictures (it takes no argument `lazy`); set "
+            "pack.format=pixels",
+        ): recipe.format == "encoded" and EncodedImage not in types,
+        (
+            "pack.size",
+            f"{recipe.size}, but samples of {kind} hold no torchvision Image; set it to null",
+        ): bool(recipe.shrinks) and types.isdisjoint({tv_tensors.Image, EncodedImage}),
+        ("data.packed", "the samples have no fields, so there is nothing to pack"): not sample,
+    }
+    for problem, applies in refusals.items():
+        if applies:
+            raise ConfigError(Problem(*problem))
     return sample
 
 
@@ -334,10 +351,8 @@ def packed(
 
 def run(config: Config) -> None:
     """Pack `config.split`."""
-    data, names = DataParts(config, World()), [str(config.split)]
-    if config.split == "both":
-        names = [split.name for split in data.splits]
-    for name in names:
-        folder = pack_of(getattr(data, name))
+    data, name = DataParts(config, World()), str(config.split)
+    for split in data.splits if name == "both" else [getattr(data, name)]:
+        folder = pack_of(split)
         pack = Pack(folder, options(config, "files"))
-        put(f"{name} {pack.count} samples {sum(pack.record['files'].values())} bytes {folder}")
+        put(f"{split.name} {pack.count} samples {pack.files.sizes.sum()} bytes {folder}")

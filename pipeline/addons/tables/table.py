@@ -136,18 +136,15 @@ class Parquet(TableDataset, Dataset[Sample]):
         self._find_classes(source)
         counts, bad = [0] * len(source.files), list[BadFields]()
         writer = PackWriter(folder, self._stored, self._ragged)
-        try:
-            for number, batch in source.batches(self._columns):
-                columns, wrong = self._converted(batch)
-                writer.append(columns)
-                counts[number] += batch.num_rows
-                bad.append(wrong)
-            if not sum(counts):
-                raise DataError(f"{source.files.addresses[0]!r} has no rows.")
-            np.save(folder / f"{BAD}.npy", np.concatenate(bad))
-            writer.finish({"rows": counts, "classes": self._texts})
-        finally:
-            writer.close()
+        for number, batch in source.batches(self._columns):
+            columns, wrong = self._converted(batch)
+            writer.append(columns)
+            counts[number] += batch.num_rows
+            bad.append(wrong)
+        if not sum(counts):
+            raise DataError(f"{source.files.addresses[0]!r} has no rows.")
+        np.save(folder / f"{BAD}.npy", np.concatenate(bad))
+        writer.finish({"rows": counts, "classes": self._texts})
 
     def __len__(self) -> int:
         return len(self.rows)
