@@ -15,15 +15,16 @@ import logging
 import os
 import posixpath
 import re
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from importlib.util import find_spec
 from multiprocessing.connection import Client as connect
 from pathlib import Path
@@ -49,13 +50,13 @@ _WINDOW = 256  # blocks of a large file that are brought at once
 _log = logging.getLogger(__name__)
 
 
-class Process:
-    """The process that fetches, and its socket; it ends with this object and its owner.
+class Process(subprocess.Popen[bytes]):
+    """The process that fetches, and its socket; it ends with this object, or its owner.
 
     It is used at once: connections wait in its socket until it has started.
     """
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: str) -> None:
         # The path of a socket has 107 bytes at most.
         where = tempfile.gettempdir()
         folder = tempfile.mkdtemp(prefix="penstock-", dir=where if len(where) < 70 else "/tmp")
@@ -65,40 +66,23 @@ class Process:
             listening.bind(self.path)
             listening.listen(1024)
             number = listening.fileno()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.addons.storage.fetcher", str(number)],
-                stdin=subprocess.PIPE,
+            super().__init__(
+                [sys.executable, "-m", "penstock.addons.storage.fetcher", str(number), options],
+                stdin=subprocess.PIPE,  # its end is that of the process
                 pass_fds=[number],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
-        self.pid = self._process.pid
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended; who reads finds that out
-            self._process.stdin.write(json.dumps(options).encode() + b"\n")
-            self._process.stdin.flush()
-        self.end = weakref.finalize(self, _end, self._process, folder, os.getpid())
-        self.end.atexit = False  # threads may still read then; the pipe closes a moment later
 
-
-def _end(process: subprocess.Popen[bytes], folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # not a fork, which has a copy of this
-        process.kill()  # a worker that lives on holds its pipe open, too
-        process.communicate()
-        shutil.rmtree(folder, ignore_errors=True)
+    def __del__(self) -> None:
+        # Popen's own would warn of a process that runs: this one ends a moment later.
+        if self.stdin is not None:
+            self.stdin.close()
 
 
 # The processes of this one by their options; several datasets share one.
 _processes: weakref.WeakValueDictionary[str, Process] = weakref.WeakValueDictionary()
-_starting = threading.Lock()
-
-
-def _forget() -> None:
-    """A fork has no process of its own: it uses its parent's."""
-    global _processes, _starting
-    _processes, _starting = weakref.WeakValueDictionary(), threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget)
+# By process, as a fork may copy one that is locked.
+_starting: dict[int, threading.Lock] = defaultdict(threading.Lock)
 
 
 class Client:
@@ -111,6 +95,8 @@ class Client:
         ConfigError: obstore is not installed, or the endpoint holds a password.
     """
 
+    process: Process | None = None  # that fetches, if this one has started it
+
     def __init__(self, files: Files) -> None:
         if find_spec("obstore") is None:
             raise ConfigError(
@@ -119,51 +105,48 @@ class Client:
         self.files = files
         options = dict(files.options or {})
         self._endpoint = check_address(str(options.get("endpoint_url", "")))
-        folder = Path(files.cache_dir).expanduser().absolute() / "blocks"
-        self.cache = BlockCache(folder)
-        self._options = {
-            "folder": str(folder),
-            "limit": int(files.cache_size),
-            "ahead": int(files.ahead),
-            "concurrency": files.concurrency,
-            "options": options,
-            "retries": files.retries,
-            "first_wait": files.first_wait,
-            "timeout": files.timeout,
-        }
-        self._key = json.dumps(self._options, sort_keys=True, default=str)
+        self._folder = Path(files.cache_dir).expanduser().absolute() / "blocks"
+        own = ("ahead", "concurrency", "retries", "first_wait", "timeout")
+        self._options = json.dumps(
+            {name: getattr(files, name) for name in own}
+            | {"folder": str(self._folder), "limit": files.cache_size, "options": options},
+            default=str,
+        )
         self._path = ""  # of the socket
-        self.process: Process | None = None
         self._listed: dict[str, list[str]] = {}  # folder -> names
         self._known: dict[str, Any] = {}  # address -> size and version, or None
-        self._local = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"process": None, "_local": None, "cache": None}
+        own = {"process", "cache", "_local"}  # of this process
+        return {name: value for name, value in vars(self).items() if name not in own}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._local, self.cache = threading.local(), BlockCache(Path(str(self._options["folder"])))
+    @cached_property
+    def cache(self) -> BlockCache:
+        """The blocks that are kept on the disk."""
+        return BlockCache(self._folder)
+
+    @cached_property
+    def _local(self) -> threading.local:
+        return threading.local()
 
     # --- The process
 
     def _connect(self) -> Connection:
         """A connection of this thread."""
         # One thread at a time, or two would start a process each.
-        with _starting:
+        with _starting[os.getpid()]:
             # Mostly it runs; in a worker, its parent has started it.
             with suppress(OSError):
                 return connect(self._path, "AF_UNIX")
-            process = _processes.get(self._key)
+            process = _processes.get(self._options)
             if process is not None and process.path == self._path:
-                process.end()
                 _log.warning(
                     "the process that fetches files ended; another one is started, and no batch "
                     "depends on it"
                 )
                 process = None
             if process is None:
-                process = _processes[self._key] = Process(self._options)
+                process = _processes[self._options] = Process(self._options)
             self.process, self._path = process, process.path
             return connect(self._path, "AF_UNIX")
 
@@ -259,34 +242,20 @@ class Client:
 
     # --- Contents
 
-    def read(self, spans: Sequence[tuple[Object, int, int]]) -> list[bytes | memoryview]:
+    def read(self, spans: Sequence[tuple[Object, int, int]]) -> list[bytes]:
         """Bytes start .. stop-1 of each object; what is not in the cache by one request.
 
         Raises:
             DataError: one cannot be fetched; names it.
         """
         # From the disk without the other process, which only those that are missing need.
-        cached = [self.cache.read(*span) if span[2] > span[1] else b"" for span in spans]
-        # By block: spans of a batch often share one.
-        blocks = {
-            (item.entry, block): (item, block)
-            for (item, start, stop), content in zip(spans, cached, strict=True)
-            if content is None
-            for block in item.blocks(start, stop)
-        }
-        if not blocks:
-            return cached  # type: ignore[return-value]
-        contents = self._request("read", [*blocks.values()])
-        fetched = dict(zip(blocks, contents, strict=True))
-        made: list[bytes | memoryview] = []
-        for (item, start, stop), content in zip(spans, cached, strict=True):
-            if content is None:
-                pieces = [fetched[item.entry, block] for block in item.blocks(start, stop)]
-                first = start // BLOCK * BLOCK
-                made.append(memoryview(b"".join(pieces))[start - first : stop - first])
-            else:
-                made.append(content)
-        return made
+        contents = [self.cache.read(*span) if span[2] > span[1] else b"" for span in spans]
+        missing = [number for number, content in enumerate(contents) if content is None]
+        if missing:
+            fetched = self._request("read", [spans[number] for number in missing])
+            for number, content in zip(missing, fetched, strict=True):
+                contents[number] = content
+        return contents  # type: ignore[return-value]
 
     def local(self, address: str) -> Path:
         """The path of a file in the cache, which all of it is brought into; as `Files.local`."""
@@ -298,7 +267,7 @@ class Client:
         with progress(f"downloading {address.rpartition('/')[2]}", item.size, "bytes") as show:
             for first in range(0, len(missing), _WINDOW):
                 window = missing[first : first + _WINDOW]
-                contents = self._request("read", [(item, block) for block in window])
+                contents = self.read([(item, *item.bounds(block)) for block in window])
                 try:
                     for block, content in zip(window, contents, strict=True):
                         self.cache.write(item, block, content)  # again, or without room for it
@@ -311,7 +280,7 @@ class Client:
         """`function(path)` for a path with the content of a file, gone afterwards if not cached."""
         if item.size > _WINDOW * BLOCK:  # too large to hold in memory
             return function(str(self.local(item.address)))
-        content = self.read([(item, 0, item.size)])[0]
+        (content,) = self.read([(item, 0, item.size)])
         if item.size and not self.cache.missing(item):
             return function(str(self.cache.path(item)))
         with tempfile.NamedTemporaryFile(suffix=Path(item.address).suffix) as file:
@@ -371,18 +340,16 @@ def check_address(address: str) -> str:
 
 
 class RemoteRoot(Root):
-    """The folder `inner` below the address `root`, which is listed on first use."""
+    """The folder `inner` below the address `root`, all of which is listed on first use."""
 
     def __init__(self, client: Client, root: str, inner: str = "") -> None:
-        self.remote_files = client
         self._root, self._inner = root.rstrip("/"), inner
         self._before = f"{inner}/" if inner else ""
-
-    def __str__(self) -> str:
-        return join(self._root, self._inner) if self._inner else self._root
+        super().__init__(join(self._root, inner) if inner else self._root)
+        self.remote_files: Client = client
 
     def path(self, name: str) -> str:
-        return join(self._root, self._before + name)
+        return join(self._path, name)
 
     def read(self, name: str, function: Callable[[str, str], T]) -> T:
         item = self.remote_files.look(self.path(name))
@@ -393,9 +360,7 @@ class RemoteRoot(Root):
         return self.remote_files.want([(item, 0, item.size) for item in items if item is not None])
 
     def below(self, name: str) -> RemoteRoot:
-        inner = posixpath.normpath(posixpath.join(self._inner, name))
-        if inner.startswith(("..", "/")):
-            raise ConfigError(Problem("dataset.root", f"{name!r} leads out of it ({self._root!r})"))
+        inner = posixpath.normpath(self._before + name)
         return RemoteRoot(self.remote_files, self._root, "" if inner == "." else inner)
 
     def exists(self) -> bool:
@@ -409,12 +374,11 @@ class RemoteRoot(Root):
         return [name for name in self._names() if name[0] != "." and "/." not in name]
 
     def sizes(self, names: Sequence[str]) -> IntArray:
-        self._found(names)  # by few requests
-        sizes = [self.remote_files.look(self.path(name)).size for name in names]
+        sizes = [-1 if item is None else item.size for item in self._items(names)]
         return np.array(sizes, np.int64)
 
     def first_missing(self, names: Sequence[str]) -> int | None:
-        return next((n for n, item in enumerate(self._found(names)) if item is None), None)
+        return next((n for n, item in enumerate(self._items(names)) if item is None), None)
 
     def data_file(self, name: str) -> DataFile:
         item = self.remote_files.look(self.path(name))
@@ -426,7 +390,7 @@ class RemoteRoot(Root):
             )
         return DataFile(name, item.address, f"{item.version} {item.size}")
 
-    def _found(self, names: Sequence[str]) -> list[Object | None]:
+    def _items(self, names: Sequence[str]) -> list[Object | None]:
         if not self._root.startswith("http"):
             self.remote_files.listing(self._root)  # one request for all of them
         return self.remote_files.find([*map(self.path, names)])

@@ -1,6 +1,6 @@
 """The process that alone talks to stores: one for each rank, shared by its workers.
 
-    python -m penstock.addons.storage.fetcher SOCKET < options    ends with its standard input
+    python -m penstock.addons.storage.fetcher SOCKET OPTIONS    ends with its standard input
 
 Clients connect to its socket, which only its user may, and send one request after the other: the
 name of a method of `Fetcher` with its arguments. The answer is its result, or an error to raise.
@@ -10,9 +10,9 @@ a lock. What a reader waits for goes first, then what is wanted, in its order; n
 request of up to 8 MiB. Blocks that the cache does not admit, because it or its disk is full, stay
 in memory until newer ones need the room.
 
-obstore does the requests. It must not be used in a process that forks, as those with workers do:
-its threads are gone in the child, which hangs. Neither torch nor numpy is imported: it starts with
-0.1 s of CPU. Cost: 0.3 ms of CPU a request.
+obstore does the requests, and tries again what may pass. It must not be used in a process that
+forks, as those with workers do: its threads are gone in the child, which hangs. Neither torch nor
+numpy is imported: it starts with 0.1 s of CPU. Cost: 0.3 ms of CPU a request.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ import json
 import logging
 import os
 import pickle
-import random
 import re
 import shutil
 import signal
 import socket
 import struct
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -39,7 +37,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import obstore
-from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from penstock.addons.storage.blocks import BLOCK, BlockCache, Object
@@ -49,10 +47,9 @@ LENGTH = struct.Struct("!i")  # before each message, as multiprocessing's Connec
 MOST = 8 << 20  # bytes of one request
 _URGENT = 1 << 20  # of one that a reader waits for: what it brings along must not hold it up
 _LEAST = 64 << 20  # bytes of memory for blocks that the cache does not admit, beside `ahead`
-_LONGEST = 60.0  # seconds of one wait
 _COUNTS = 60.0  # seconds
 _PAGE = 10_000  # files of a listing
-_DENIED = (PermissionDeniedError, UnauthenticatedError)
+# Expired keys are an error 400 in S3, so denials are looked for first.
 _DENIALS = "ExpiredToken|status code: 40[13]"
 _CREDENTIALS = (
     "The store looks for credentials by its own means: for s3 the environment or ~/.aws, for gs "
@@ -61,19 +58,21 @@ _CREDENTIALS = (
 )
 # What an error says that no further attempt mends, and what to do then.
 _FOR_GOOD = {
+    _DENIALS: f"The credentials found here do not allow it. {_CREDENTIALS}",
+    "status code: 404": "It is missing in its store; if it was removed, start again.",
     "not supported|non-partial": (
         "Parts of it are needed, and its server sends only whole files. Copy the data to a folder "
         "of this machine, or to a server that answers Range requests."
     ),
-    "status code: 4(?!0[138]|25|29)": "Check the address and files.options.",
+    "status code: 4(?!08|25|29)": "Check the address and files.options.",
 }
+_UNREACHABLE = (
+    "Check the address, and that its store can be reached from here. files.retries and "
+    "files.first_wait say how long to wait for it."
+)
 _log = logging.getLogger(__name__)
 
 Key = tuple[str, int]  # entry of an object, number of a block
-
-
-class OtherVersion(Exception):
-    """An answer that is not of the version that was asked for; the next may be."""
 
 
 def parse(address: str) -> tuple[str, str, str]:
@@ -96,10 +95,6 @@ def version_of(address: str, meta: Mapping[str, Any]) -> str:
     return f"md5:{tag}" if re.fullmatch("[0-9a-f]{32}", tag) else tag
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n")[0].strip()
-
-
 class Fetcher:
     """What clients are served by.
 
@@ -109,9 +104,9 @@ class Fetcher:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self._given = options
+        self._options = options
         self.cache = BlockCache(Path(options["folder"]), options["limit"])
-        self._stores: dict[tuple[str, str, str], Any] = {}
+        self._stores: dict[tuple[str, str], Any] = {}
         self._slots = asyncio.Semaphore(options["concurrency"])
         self._free = options["concurrency"]  # requests for blocks that may be begun
         self._urgent: dict[Key, Object] = {}  # what readers wait for and no request brings yet
@@ -122,15 +117,15 @@ class Fetcher:
         self._room = options["ahead"] + _LEAST
         self._can_write = True
         self._served: dict[str, str] = {}  # what a web server says of a file in a folder's index
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()  # asyncio itself does not hold them
 
     # --- Stores
 
-    def _opened(self, scheme: str, bucket: str, done: str) -> Any:
+    def _opened(self, scheme: str, bucket: str) -> Any:
         """A store; credentials, region and endpoint are looked for when it is first needed."""
-        more, silence = dict(self._given["options"]), timedelta(seconds=self._given["timeout"])
-        anonymous = bool(more.pop("anon", False))
+        more, silence = {**self._options["options"]}, timedelta(seconds=self._options["timeout"])
         endpoint, profile = more.pop("endpoint_url", None), more.pop("profile", None)
+        more["skip_signature"] = anonymous = bool(more.pop("anon", False))
         more["client_options"] = {
             "timeout": timedelta(hours=1),  # a request may take long, as long as something comes
             "read_timeout": silence,
@@ -138,16 +133,15 @@ class Fetcher:
             "allow_http": scheme != "https" and not str(endpoint).startswith("https"),
         }
         more["retry_config"] = {
-            # `_attempts` tries again, and obstore only what is written in parts.
-            "max_retries": self._given["retries"] if done == "written" else 0,
-            "backoff": {"init_backoff": timedelta(seconds=self._given["first_wait"])},
+            "max_retries": self._options["retries"],
+            "retry_timeout": timedelta(hours=1),
+            "backoff": {"init_backoff": timedelta(seconds=self._options["first_wait"])},
         }
-        if scheme in ("http", "https"):
-            return HTTPStore.from_url(f"{scheme}://{bucket}", **more)
-        if anonymous:
-            more["skip_signature"] = True
         if scheme != "s3":
-            return {"gs": GCSStore, "az": AzureStore}[scheme](bucket, **more)
+            if scheme in ("gs", "az"):
+                return {"gs": GCSStore, "az": AzureStore}[scheme](bucket, **more)
+            del more["skip_signature"]
+            return HTTPStore.from_url(f"{scheme}://{bucket}", **more)
         # Endpoint, region, profile and credentials as every AWS tool reads them: by boto3.
         import boto3
         from obstore.auth.boto3 import Boto3CredentialProvider
@@ -162,53 +156,41 @@ class Fetcher:
             more["credential_provider"] = provider
         return S3Store(bucket, **{"region": resolved.region_name or "us-east-1", **more})
 
-    async def _attempts(self, address: str, action: Any, done: str = "read") -> Any:
-        """The result of `action(store, path)`, which is tried again after errors that may pass.
+    async def _result(self, address: str, action: Any, done: str = "read") -> Any:
+        """The result of `action(store, path)`, which is tried again where obstore does not.
 
         Raises:
             PenstockError: it failed for good, or each time.
         """
         scheme, bucket, path = parse(address)
-        key, began, is_renewed = (scheme, bucket, done), time.monotonic(), False
-        for attempt in range(self._given["retries"] + 1):
-            if attempt:
-                # Drawn from the upper half, so that many ranks don't come back all at once.
-                wait = min(self._given["first_wait"] * 2 ** (attempt - 1), _LONGEST)
-                await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+        key, is_renewed, failed = (scheme, bucket), False, f"{address!r} cannot be {done}"
+        for _ in range(self._options["retries"] + 1):
             try:
                 if key not in self._stores:
-                    self._stores[key] = self._opened(scheme, bucket, done)
+                    self._stores[key] = self._opened(*key)
             except Exception as error:  # of boto3 too: a profile, or credentials, that are missing
-                reason = f"{type(error).__name__}: {_first_line(error)}. {_CREDENTIALS}"
-                raise ConfigError(f"{address!r} cannot be {done}: {reason}") from error
+                reason = str(error).partition("\n")[0]
+                raise ConfigError(f"{failed}: {reason}. {_CREDENTIALS}") from error
+            store = self._stores[key]
             try:
                 async with self._slots:
-                    return await action(self._stores[key], path)
-            except ValueError as error:  # a name that no store has
-                raise DataError(f"{address!r} cannot be {done}: {_first_line(error)}") from error
-            except FileNotFoundError as error:
-                reason = "is missing in its store. Check the address; if it was removed, start"
-                raise DataError(f"{address!r} {reason} again.") from error
-            except (BaseError, OtherVersion, OSError) as error:
-                last, is_other = _first_line(error), isinstance(error, OtherVersion)
-                advice = [text for form, text in _FOR_GOOD.items() if re.search(form, last)]
-                # Expired keys are an error 400 in S3, so denials are looked for first.
-                if isinstance(error, _DENIED) or re.search(_DENIALS, last):
-                    if is_renewed:
-                        reason = f"may not be {done} with the credentials found here"
-                        raise DataError(f"{address!r} {reason}. {_CREDENTIALS}") from error
-                    # Credentials that somebody has renewed meanwhile are read anew, once.
-                    is_renewed = self._stores.pop(key, None) is not None
-                elif advice:
-                    raise DataError(f"{address!r} cannot be {done}: {last}. {advice[0]}") from error
-        if is_other:
-            raise DataError(f"{address!r} {last}.")
-        raise UnreachableError(
-            f"{address!r} cannot be {done}: {attempt + 1} attempt(s) in "
-            f"{time.monotonic() - began:.1f} s, the last failed with: {last}. Check the address, "
-            "and that its store can be reached from here. files.retries and files.first_wait say "
-            "how long to wait for it."
-        )
+                    return await action(store, path)
+            except DataError as error:  # another version; the next answer may be of this one
+                failure = error
+            except (BaseError, OSError, ValueError) as error:
+                last = str(error).partition("\n")[0].rstrip(": ")
+                failure = UnreachableError(f"{failed}: {last}. {_UNREACHABLE}")
+                if advice := [text for form, text in _FOR_GOOD.items() if re.search(form, last)]:
+                    failure = DataError(f"{failed}: {last}. {advice[0]}")
+                # Credentials that somebody has renewed meanwhile are read anew, once. A body that
+                # breaks off is fetched again by obstore only if its store gives ETags.
+                is_denied = re.search(_DENIALS, last) is not None
+                if is_renewed or not (is_denied or "body error" in last):
+                    raise failure from error
+                is_renewed = is_denied
+                if is_denied and self._stores.get(key) is store:
+                    del self._stores[key]
+        raise failure
 
     async def _get(self, item: Object, start: int, stop: int) -> memoryview:
         """Bytes start .. stop-1 of a version of a file; DataError if it has changed."""
@@ -228,21 +210,27 @@ class Fetcher:
             elif is_indexed:
                 wanted = self._served.setdefault(item.entry, version)
             if (size, version, len(content)) != (item.size, wanted, stop - start):
-                raise OtherVersion(
-                    f"has changed since this run began: it had {item.size} bytes (version "
-                    f"{wanted or 'unknown'}) and has {size} ({version or 'unknown'}). Start again "
-                    "while nothing else writes there, and write the index of a web server's folder "
-                    "again (python -m penstock.addons.storage.index FOLDER)"
+                raise DataError(
+                    f"{item.address!r} has changed since this run began: it had {item.size} bytes "
+                    f"(version {wanted or 'unknown'}) and has {size} ({version or 'unknown'}). "
+                    "Start again while nothing else writes there, and write the index of a web "
+                    "server's folder anew (python -m penstock.addons.storage.index FOLDER)."
                 )
             return content
 
-        content: memoryview = await self._attempts(item.address, once)
+        content: memoryview = await self._result(item.address, once)
         return content
 
     # --- Blocks
 
-    async def _block(self, item: Object, block: int) -> bytes:
-        """The content of a block, which is fetched before what is wanted if it is not there."""
+    async def _span(self, item: Object, start: int, stop: int) -> bytes:
+        """Bytes start .. stop-1 of an object, whose blocks are fetched before what is wanted."""
+        blocks = item.blocks(start, stop)
+        pieces = await asyncio.gather(*(self._block(item, block) for block in blocks))
+        first = blocks.start * BLOCK
+        return b"".join(pieces)[start - first : stop - first]
+
+    async def _block(self, item: Object, block: int) -> bytes | memoryview:
         key = item.entry, block
         if key not in self._due:
             content = self._memory.get(key) or self.cache.read(item, *item.bounds(block))
@@ -252,7 +240,7 @@ class Fetcher:
         if self._wanted.pop(key, None):  # no request brings it yet
             self._urgent[key] = item
             self._begin()
-        return bytes(await self._due[key])
+        return await self._due[key]
 
     def _want(self, item: Object, block: int) -> None:
         key = item.entry, block
@@ -264,42 +252,37 @@ class Fetcher:
         while self._free and (pool := self._urgent or self._wanted):
             (entry, first), item = next(iter(pool.items()))
             last, most = first, (_URGENT if pool is self._urgent else MOST) // BLOCK
-            while last - first < most and self._is_taken((entry, last)):
+            # Neighbours that no request brings yet come with it.
+            while last - first < most and bool(
+                self._urgent.pop((entry, last), None) or self._wanted.pop((entry, last), None)
+            ):
                 last += 1
             self._free -= 1
             task = asyncio.create_task(self._fetch(item, range(first, last)))
-            self.tasks.add(task)  # asyncio itself does not hold it
+            self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
-
-    def _is_taken(self, key: Key) -> bool:
-        """Take a block that no request brings yet; whether it is one."""
-        return bool(self._urgent.pop(key, None) or self._wanted.pop(key, None))
 
     async def _fetch(self, item: Object, blocks: range) -> None:
         """Bring neighbouring blocks, and give them to those who wait for them."""
         # Readers wait for futures and not for this request: they may want other blocks, too.
-        futures = [self._due[item.entry, block] for block in blocks]
+        start, stop = blocks.start * BLOCK, min(blocks.stop * BLOCK, item.size)
         try:
-            start, stop = blocks.start * BLOCK, min(blocks.stop * BLOCK, item.size)
             content = await self._get(item, start, stop)
-            for block, future in zip(blocks, futures, strict=True):
+            for block in blocks:
                 piece = content[block * BLOCK - start :][:BLOCK]
                 self._keep(item, block, piece)
-                future.set_result(piece)
+                self._due.pop((item.entry, block)).set_result(piece)
         except Exception as error:
-            for key in self._wanted:  # the reader of the row meets the error, and no storm
-                del self._due[key]
+            # What is wanted goes, too: the reader of its row meets the error, and no storm.
+            keys = {*self._wanted, *((item.entry, block) for block in blocks)}
+            for key in keys & self._due.keys():
+                future = self._due.pop(key)
+                future.set_exception(error)
+                future.exception()  # perhaps nobody waits for it
             self._wanted.clear()
-            for future in futures:
-                if not future.done():
-                    future.set_exception(error)
-                    future.exception()  # perhaps nobody waits for it
-        finally:
-            for block in blocks:
-                del self._due[item.entry, block]
-            # After an error as well, or the requests behind it would wait for ever.
-            self._free += 1
-            self._begin()
+        # After an error as well, or the requests behind it would wait for ever.
+        self._free += 1
+        self._begin()
 
     def _keep(self, item: Object, block: int, content: memoryview) -> None:
         """Put a block into the cache, or into memory if that has no room."""
@@ -320,24 +303,21 @@ class Fetcher:
 
     async def look(self, addresses: Sequence[str]) -> list[tuple[int, str] | None]:
         """Bytes and version of each file as it is now; None for one that is missing."""
+        # What is looked for alone is read next: a folder's index, a pack's record.
+        is_alone, endpoint = len(addresses) == 1, self._options["options"].get("endpoint_url", "")
 
         async def state_of(address: str) -> tuple[int, str] | None:
             async def once(store: Any, path: str) -> tuple[int, str] | None:
                 with suppress(FileNotFoundError):
-                    if len(addresses) > 1:
-                        meta: Any = await obstore.head_async(store, path)
-                        return meta["size"], version_of(address, meta)
-                    # What is looked for alone is read next: a folder's index, a pack's record.
-                    answer = await obstore.get_async(store, path)
+                    answer = await obstore.get_async(store, path, options={"head": not is_alone})
                     state = answer.meta["size"], version_of(address, answer.meta)
-                    if 0 < state[0] <= BLOCK:  # else nothing is read, and the connection closed
-                        endpoint = self._given["options"].get("endpoint_url", "")
+                    if is_alone and 0 < state[0] <= BLOCK:  # of another, the connection closes
                         content = memoryview(await answer.bytes_async())
                         self._keep(Object.of(address, *state, endpoint), 0, content)
                     return state
                 return None
 
-            state: tuple[int, str] | None = await self._attempts(address, once)
+            state: tuple[int, str] | None = await self._result(address, once)
             return state
 
         return await asyncio.gather(*map(state_of, addresses))
@@ -353,12 +333,12 @@ class Fetcher:
                 for meta in page
             ]
 
-        listed: list[tuple[str, int, str]] = await self._attempts(address, once)
+        listed: list[tuple[str, int, str]] = await self._result(address, once)
         return listed
 
-    async def read(self, blocks: Sequence[tuple[Object, int]]) -> list[bytes]:
-        """Contents of blocks, which the cache keeps if it has room."""
-        return await asyncio.gather(*(self._block(*each) for each in blocks))
+    async def read(self, spans: Sequence[tuple[Object, int, int]]) -> list[bytes]:
+        """Bytes start .. stop-1 of each object, whose blocks the cache keeps if it has room."""
+        return await asyncio.gather(*(self._span(*each) for each in spans))
 
     async def want(self, blocks: Sequence[tuple[Object, range]]) -> None:
         """Fetch blocks when nothing is waited for."""
@@ -385,7 +365,7 @@ class Fetcher:
             async def put(store: Any, path: str, name: str = name) -> None:
                 await obstore.put_async(store, path, folder / name)
 
-            await self._attempts(f"{address}/{name}", put, "written")
+            await self._result(f"{address}/{name}", put, "written")
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer a client until it goes."""
@@ -416,12 +396,9 @@ class Fetcher:
 
 async def _run() -> None:
     listening = socket.socket(fileno=int(sys.argv[1]))  # its owner may have connected already
-    fetcher = Fetcher(json.loads(sys.stdin.readline()))
-    server = await asyncio.start_unix_server(fetcher.serve, sock=listening)
-    fetcher.tasks |= {
-        asyncio.create_task(fetcher.count()),
-        asyncio.create_task(server.serve_forever()),
-    }
+    fetcher = Fetcher(json.loads(sys.argv[2]))
+    await asyncio.start_unix_server(fetcher.serve, sock=listening)
+    fetcher.tasks.add(asyncio.create_task(fetcher.count()))
     # The owner's end of this pipe closes when it ends, however it does, and its workers with it.
     await asyncio.to_thread(sys.stdin.read)
     shutil.rmtree(Path(listening.getsockname()).parent, ignore_errors=True)

@@ -2,18 +2,17 @@
 
     python -m penstock.addons.storage.index FOLDER    before it is uploaded
 
-writes FOLDER/penstock-files.index. Files that are added later are not seen, and one that has
-changed is an error that names it. Cost: the time to read all files.
+writes FOLDER/penstock-files.index, a JSON object: name -> [bytes, MD5]. Files that are added later
+are not seen, and one that has changed is an error that names it. Cost: the time to read all files.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import quote, unquote
 
 from penstock.addons.storage.client import INDEX
 from penstock.datasets.files import open_root
@@ -21,28 +20,17 @@ from penstock.errors import DataError, PenstockError
 from penstock.files.disk import write_atomically
 from penstock.terminal import put, watched
 
-_FIRST = b"penstock files 1"
-_ENTRY = re.compile(rb"([0-9]{1,18}) ([0-9a-f]{32}) ([!-~]{1,12288})")
-
 
 def parsed(content: bytes, address: str) -> list[tuple[str, int, str]]:
-    """The files that an index names, their sizes and versions.
-
-    Raises:
-        DataError: it is damaged, or leads out of its folder.
-    """
-    first, *lines = content.splitlines()
-    files = []
-    for number, line in enumerate(lines, 2):
-        match = _ENTRY.fullmatch(line) if first == _FIRST else None
-        name = unquote(match[3].decode(), errors="surrogateescape") if match else ""
-        if match is None or "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
-            raise DataError(
-                f"{address!r}: line {number} is not a size, an MD5 and the name of a file below "
-                "it. Write it again: python -m penstock.addons.storage.index FOLDER"
-            )
-        files.append((name, int(match[1]), f"md5:{match[2].decode()}"))
-    return files
+    """The files that an index names, their sizes and versions; DataError if it is damaged."""
+    try:
+        files = json.loads(content)
+        return [(name, int(size), f"md5:{digest}") for name, (size, digest) in files.items()]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{address!r} does not name files with their sizes and MD5s ({error}). Write it again: "
+            "python -m penstock.addons.storage.index FOLDER"
+        ) from error
 
 
 def write(folder: str | Path) -> int:
@@ -52,15 +40,13 @@ def write(folder: str | Path) -> int:
         DataError: the folder is missing or cannot be written, or a file cannot be read.
     """
     root = open_root(str(folder), "the files")
-    names = [name for name in root.files() if name != INDEX]
-    lines = [_FIRST]
+    names, files = [name for name in root.files() if name != INDEX], {}
     for name in watched(names, len(names), f"reading the files of {folder}"):
         with Path(root.path(name)).open("rb") as file:
             digest = hashlib.file_digest(file, "md5").hexdigest()
-            size = file.tell()
-        encoded = quote(name, safe="/", errors="surrogateescape")
-        lines.append(f"{size} {digest} {encoded}".encode())
-    write_atomically(Path(root.path(INDEX)), b"\n".join([*lines, b""]))
+            files[name] = file.tell(), digest
+    # JSON escapes what is no UTF-8, as names of files may have it.
+    write_atomically(Path(root.path(INDEX)), json.dumps(files, indent=0).encode())
     return len(names)
 
 

@@ -283,7 +283,7 @@ def check_it_ends(datasets, workers, shelf, expected):
         assert digests(datasets, each=expire, **workers) == expected
     except DataError as error:
         said = str(error)
-    assert not said or "may not be read with the credentials found here" in said
+    assert not said or "The credentials found here do not allow it" in said
     assert shelf.requests["GET"] - asked < 4 * ROWS, "no storm"
 
 

@@ -126,7 +126,7 @@ def test_a_file_that_changes_is_named(folder, tmp_path):
         again = RecordFiles.of("s3://data", [".bin"], replace(files))
         assert bytes(again.at(5, 0, 10)) == bytes(10), "the next run takes the new one"
         del shelf.files["data/deep é/4 50%+#.bin"]
-        with pytest.raises(DataError, match=r"4 50%\+#\.bin' is missing in its store"):
+        with pytest.raises(DataError, match=r"4 50%\+#\.bin' cannot be read.* It is missing in"):
             again.at(4, 0, 10)
     (tmp_path / "a.bin").write_bytes(b"some")
     here = RecordFiles.of(str(tmp_path / "a.bin"), [".bin"])
@@ -160,7 +160,7 @@ def test_a_web_server_needs_an_index_or_names(folder, tmp_path):
         with pytest.raises(DataError, match=r"5%2050.*its server sends only whole files"):
             there.read(Spans(*(np.array([n]) for n in (5, 0, 10))))
         shelf.files[f"data/{index.INDEX}"] += b"12 no\n"
-        with pytest.raises(DataError, match=r"line 8 is not a size, an MD5 and the name"):
+        with pytest.raises(DataError, match=r"does not name files with their sizes"):
             RecordFiles.of(root, [".bin"], replace(files, cache_dir=str(tmp_path / "d")))
 
 
@@ -184,14 +184,14 @@ def test_the_process_that_fetches_may_be_killed_and_ends_with_its_owner(folder, 
 def test_what_stays_broken_is_one_message(folder, tmp_path):
     with bucket(folder, tmp_path, retries=2) as (shelf, files):
         there = RecordFiles.of("s3://data", [".bin"], files)
-        many, busy, other = r"3 attempt\(s\).*429 Too Many", r"3 attempt\(s\).*503", "has changed"
+        many, busy, other = "after 2 retries.*429 Too Many", "after 2 retries.*503", "has changed"
         for fault, said in (("many", many), ("busy", busy), ("version", other)):
             shelf.faults, asked = {fault: 1}, shelf.gets
             with pytest.raises(DataError, match=said) as caught:
                 there.at(3, 0, 1)
             assert isinstance(caught.value, UnreachableError) == (fault != "version")
             assert shelf.gets - asked <= 3, "nobody but us tries again"
-    with pytest.raises(UnreachableError, match=r"3 attempt\(s\)"):
+    with pytest.raises(UnreachableError, match="after 2 retries"):
         replace(files).remote.look("s3://data/x")
 
 
@@ -270,7 +270,7 @@ def test_a_folder_that_is_sent_is_complete_or_absent(folder, tmp_path):
             files.remote.send(source, "s3://data/pack", "last", "pack.out")
 
         shelf.refuses = True
-        with pytest.raises(DataError, match="may not be written with the credentials"):
+        with pytest.raises(DataError, match="The credentials found here do not allow it"):
             send()
         shelf.refuses, shelf.faults = False, {"busy": 3}
         send()
