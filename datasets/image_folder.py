@@ -67,7 +67,6 @@ class ImageFolder(FolderDataset):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("path", "label", "class")
-    holds: ClassVar[str] = "images"
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class ImageFolder(FolderDataset):
         class_names: Sequence[str] | None = None,
     ) -> None:
         self.reader, self.lazy, self.limits = reader, lazy, limits
-        whole = open_root(root, f"a folder of {self.holds} for each class", files)
+        whole = open_root(root, "a folder of files for each class", files)
         divided = _is_divided(whole, split)
         self.folder = whole.below(split) if divided else whole
         classes = whole.below("train") if divided else whole
@@ -103,7 +102,7 @@ class ImageFolder(FolderDataset):
         images = with_endings(every, tuple(extensions), str(self.folder) if warns else None)
         images.sort(key=lambda name: name.partition("/"))  # by class, and then by path
         of_class = [name.partition("/")[0] for name in images]
-        allowed = f"{self.holds.capitalize()} end in {', '.join(extensions)} (dataset.extensions)."
+        allowed = f"Read are files that end in {', '.join(extensions)} (dataset.extensions)."
         there, numbers = {*of_class}, {name: n for n, name in enumerate(self.classes)}
         for name in self.folder.folders():
             if name not in numbers:
@@ -114,11 +113,11 @@ class ImageFolder(FolderDataset):
             # A class may have no file to validate; without one to train on it could not be learnt.
             if name not in there and split == "train":
                 raise DataError(
-                    f"class {name!r}: {self.folder.path(name)!r} has no {self.holds}. Put some "
+                    f"class {name!r}: {self.folder.path(name)!r} has no such files. Put some "
                     f"there or remove the folder. {allowed}"
                 )
         if not images:
-            raise DataError(f"{str(self.folder)!r} has no {self.holds}. {allowed}")
+            raise DataError(f"{str(self.folder)!r} has no such files. {allowed}")
         self.names = np.array([*map(os.fsencode, images)])
         self.labels = np.array([numbers[name] for name in of_class], np.int64)
         if not divided:

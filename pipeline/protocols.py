@@ -46,7 +46,8 @@ class Transform(Protocol):
     """A step of `transform.train` or `transform.val`: any callable.
 
     Draws from `random`, `numpy.random`, torch and from generators that the step holds itself are
-    keyed by the sample. `decodes = True` asks datasets that can (`lazy`) for undecoded pictures.
+    keyed by the sample. `decodes = True` asks datasets that can (`lazy`) for undecoded files;
+    `extensions` are the endings of those that a step decodes, where they are no images.
 
     `keyed = True` promises to draw from no generator: such a step derives its draws from
     `penstock.order.keys.key_at_hand()`, its sample's key. Where all steps do and the dataset

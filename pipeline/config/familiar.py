@@ -260,6 +260,9 @@ GONE: dict[str, str] = {
     "transform=faces_skimage": "resize by scikit-image in a dataset of your own; transform=faces",
     "transform.train_batch.erase": "torchvision.transforms.v2.RandomErasing in transform.train",
     "transform.train_batch.mosaic": "v2.RandomZoomOut in transform.train makes boxes small",
+    "dataset.frames": "set transform.train.clip.frames",
+    "dataset.stride": "set transform.train.clip.stride",
+    "dataset.videos": "set dataset.images",
     "dataset.most_decoded": "leave it out; more key frames, as by ffmpeg -g 30, decode less",
     "transform=images_nvjpeg": "transform=images_fast decodes on the CPU, the crop alone",
 }

@@ -145,7 +145,7 @@ RULES = [
             addons.audio.transforms addons.forecasting.objective addons.mixtures.order
             addons.pairs addons.storage.order
             addons.tabular.models addons.tokens.byte_pairs addons.tokens.flatten
-            addons.tokens.language_model addons.tokens.sequence_packing addons.video.models
+            addons.tokens.language_model addons.tokens.sequence_packing addons.video
             addons.vision""",
         ),
     )

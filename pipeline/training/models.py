@@ -215,7 +215,7 @@ class AudioNet(nn.Module):
 
 
 def torchvision_model(name: str, num_outputs: int, weights: str | None = None) -> nn.Module:
-    """A torchvision classification model with `num_outputs` outputs.
+    """A torchvision classification model, of images or videos, with `num_outputs` outputs.
 
     Args:
         name: as `torchvision.models.list_models` has it, e.g. "resnet18".
@@ -228,8 +228,8 @@ def torchvision_model(name: str, num_outputs: int, weights: str | None = None) -
     from torchvision import models
 
     read_weights_as_tensors()
-    # Of this module alone: those below it detect and segment, and give no logits of an image.
-    known = models.list_models(module=models)
+    # Others below this module detect and segment, and give no logits.
+    known = [*models.list_models(module=models), *models.list_models(module=models.video)]
     require(
         name in known,
         "model.name",
@@ -277,11 +277,11 @@ def _centres(maps: Tensor) -> Tensor:
 def _replace_head(model: nn.Module, num_outputs: int) -> None:
     """Replace the layer that makes the class scores by a new one."""
     # Every classifier of torchvision registers its head last.
-    heads = (nn.Linear, nn.Conv2d)  # squeezenet's is a 1 x 1 convolution
+    heads = (nn.Linear, nn.Conv2d, nn.Conv3d)  # squeezenet's is a 1 x 1 convolution, as is s3d's
     name, head = [(n, m) for n, m in model.named_modules() if isinstance(m, heads)][-1]
     fresh = (
         nn.Linear(head.in_features, num_outputs, bias=head.bias is not None)
         if isinstance(head, nn.Linear)
-        else nn.Conv2d(head.in_channels, num_outputs, head.kernel_size)  # type: ignore[arg-type]
+        else type(head)(head.in_channels, num_outputs, head.kernel_size)  # type: ignore[arg-type]
     )
     model.set_submodule(name, fresh)

@@ -14,7 +14,7 @@ used where that data is not:
 
 What is read without labels:
 
-    images           a folder of them at any depth, one file, or a list of files
+    images, videos   a folder of them at any depth, one file, or a list of files
     arrays           one .npy, or a folder that has the inputs' file; it is read into memory
     anything else    what the dataset's class method `unlabelled(root, learned, files, limits)`
                      gives, or the run's dataset at another root, without the column of labels
@@ -29,6 +29,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -334,8 +335,11 @@ def _unlabelled(ready: Trained, root: str | Sequence[str | os.PathLike[str]]) ->
     if hasattr(kind, "unlabelled"):
         facts, files = ready.learned.get("dataset"), options(ready.parts.config, "files")
         return kind.unlabelled(root, facts, files, limits)
-    if FolderDataset in bases and "reader" in names:
-        return _Images(root, node, split.decodes, limits)
+    if FolderDataset in bases and {"reader", "lazy"} & names.keys():
+        steps = filter(None, ready.parts.config.transform.val.values())
+        # A step that decodes other files than images says how they end.
+        endings = chain.from_iterable(getattr(called(step), "extensions", ()) for step in steps)
+        return _Images(root, node, split.decodes, limits, (*endings,) or EXTENSIONS)
     if Arrays in bases:
         path, name = Path(str(root)), str(node.get("inputs", "inputs.npy"))
         path = path / name if path.is_dir() else path
@@ -368,7 +372,12 @@ class _Images(FolderDataset):
     """One sample: `image`, as in `ImageFolder`; files in the order of their names."""
 
     def __init__(
-        self, root: str | Sequence[str | os.PathLike[str]], node: Row, lazy: bool, limits: Limits
+        self,
+        root: str | Sequence[str | os.PathLike[str]],
+        node: Row,
+        lazy: bool,
+        limits: Limits,
+        endings: tuple[str, ...],
     ) -> None:
         from penstock.datasets.reading.image import check_reader, encoded_image, read_image
 
@@ -378,8 +387,8 @@ class _Images(FolderDataset):
             paths = [root] if isinstance(root, str) else root
             self.folder, names = Root(""), [str(Path(path).absolute())[1:] for path in paths]
         else:
-            self.folder = open_root(root, "the images")
-            names = with_endings(self.folder.files(), EXTENSIONS, root)
+            self.folder = open_root(root, "the files")
+            names = with_endings(self.folder.files(), endings, root)
         self.limits, self.names = limits, np.array([os.fsencode(name) for name in names])
 
     def __getitem__(self, index: int) -> Sample:

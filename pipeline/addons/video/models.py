@@ -5,12 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from torch import Tensor, nn
-from torchvision import models
 from torchvision.ops import Conv3dNormActivation
 
-from penstock.errors import ConfigError, Problem
-
-_LAST = (nn.Linear, nn.Conv3d)  # kinds of layers that give the classes
+from penstock.training.models import torchvision_model
 
 
 class TorchvisionVideo(nn.Module):
@@ -27,30 +24,15 @@ class TorchvisionVideo(nn.Module):
             but the last layer start from them.
 
     Raises:
-        ValueError: there is no such network.
-        ConfigError: there are no such weights for it.
+        ConfigError: there is no such network, or no such weights for it.
     """
 
     def __init__(self, num_outputs: int, name: str = "r3d_18", weights: str | None = None) -> None:
         super().__init__()
-        choices = [None, "DEFAULT", *models.get_model_weights(name).__members__]
-        if weights not in choices:
-            reason = f"{name} has no weights {weights!r}; it has {choices[1:]}"
-            raise ConfigError(Problem("model.weights", reason))
-        self.network = models.get_model(name, weights=weights)
-        # Its last layer of these kinds gives the classes, in all of torchvision's networks.
-        layers = [own for own in self.network.named_modules() if isinstance(own[1], _LAST)]
-        name, last = layers[-1]
-        fresh: nn.Module = (
-            nn.Conv3d(last.in_channels, num_outputs, 1)
-            if isinstance(last, nn.Conv3d)
-            else nn.Linear(last.in_features, num_outputs)
-        )
-        self.network.set_submodule(name, fresh)
+        self.network = torchvision_model(name, num_outputs, weights)
 
     def forward(self, video: Tensor) -> Tensor:
-        logits: Tensor = self.network(video.transpose(1, 2))
-        return logits
+        return self.network(video.transpose(1, 2))
 
 
 class SmallVideoNet(nn.Module):
@@ -69,13 +51,13 @@ class SmallVideoNet(nn.Module):
         widths = [3, width, 2 * width, 4 * width, 4 * width]
         layers: list[nn.Module] = []
         for number, (inputs, outputs) in enumerate(pairwise(widths)):
-            space = Conv3dNormActivation(inputs, outputs, (1, 3, 3), (1, 2, 2), (0, 1, 1))
             step = (1 + number % 2, 1, 1)  # every second layer halves the frames
-            layers += [space, Conv3dNormActivation(outputs, outputs, (3, 1, 1), step, (1, 0, 0))]
+            layers += [
+                Conv3dNormActivation(inputs, outputs, (1, 3, 3), (1, 2, 2), (0, 1, 1)),
+                Conv3dNormActivation(outputs, outputs, (3, 1, 1), step, (1, 0, 0)),
+            ]
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(widths[-1], num_outputs)
 
     def forward(self, video: Tensor) -> Tensor:
-        features = self.features(video.transpose(1, 2))
-        logits: Tensor = self.head(features.mean((-3, -2, -1)))
-        return logits
+        return self.head(self.features(video.transpose(1, 2)).mean((-3, -2, -1)))

@@ -119,7 +119,10 @@ def refused(root, match, split="train"):
     [
         ([], r"dataset\.root: .*pets.* is missing\. Set dataset\.root"),
         (["0.jpg"], "has no folders in it: .*one for each class"),
-        (["cat/0.jpg", "bird/a.txt"], r"class 'bird': .*bird' has no images\. .*set\.extensions"),
+        (
+            ["cat/0.jpg", "bird/a.txt"],
+            r"class 'bird': .*bird' has no such files\. .*set\.extensions",
+        ),
         (["train/cat/0.jpg"], "'train' of classes and none named 'val'"),
     ],
 )
