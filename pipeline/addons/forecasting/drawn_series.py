@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from penstock.addons.forecasting.windows import Fill, Scale, Windows
 from penstock.datasets.files import generated_data
@@ -80,11 +81,8 @@ class DrawnSeries(Windows):
 
 
 def _write(folder: Path, count: int, days: int, seed: int) -> None:
-    import pandas as pd
-
-    random = np.random.default_rng(hash64(seed, "sales"))
+    random, shops = np.random.default_rng(hash64(seed, "sales")), []
     day = np.datetime64("2023-01-01") + np.arange(days)
-    shops = []
     for shop in range(count):
         size = float(np.exp(random.normal(4.5, 0.8)))
         week = 1 + 0.35 * random.normal(size=7)
@@ -94,7 +92,6 @@ def _write(folder: Path, count: int, days: int, seed: int) -> None:
         year = 0.15 * np.sin(2 * np.pi * (np.arange(days) / 365 + random.random()))
         level = week[np.arange(days) % 7].clip(0.2) * np.exp(drift + year)
         sold = size * (level + 0.6 * promotion + random.normal(0, 0.12, days))
-        columns = {"day": day, "shop": f"shop {shop + 1}", "sold": sold.clip(0)}
-        shops.append(pd.DataFrame(columns | {"promotion": promotion.astype(int)}))
-    sales = pd.concat(shops)
-    sales.to_csv(folder / FILE, index=False, float_format="%.1f", lineterminator="\n")
+        columns = {"shop": f"shop {shop + 1}", "sold": sold.clip(0), "promotion": 1 * promotion}
+        shops.append(pd.DataFrame({"day": day, **columns}))
+    pd.concat(shops).to_csv(folder / FILE, index=False, float_format="%.1f", lineterminator="\n")

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import Metric
+from torchmetrics import MeanMetric, Metric
 
-from penstock.errors import ConfigError, Problem
+from penstock.files.limits import Count
 from penstock.loading.batch import Batch
-from penstock.training.adapter import Rendered, field, in_shape, is_known
+from penstock.training.adapter import Rendered, field, in_shape, is_known, require
 from penstock.training.objective import Loss, Regression
 
 
-class Mase(Metric):
+class Mase(MeanMetric):
     """Mean absolute scaled error: of all forecasts, the mean of error / naive error.
 
     The naive error is the mean |y[t] - y[t - season]| over the training part of the same series
@@ -24,26 +25,16 @@ class Mase(Metric):
     than that. Forecasts of series whose training part has no such error are left out.
     """
 
-    higher_is_better = False
-    full_state_update = False
-    total: Tensor
-    count: Tensor
+    higher_is_better = False  # type: ignore[assignment]
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+        super().__init__(nan_strategy="ignore", **options)
+        # A million small errors are summed.
+        self.set_dtype(torch.float64)
 
-    def update(self, predicted: Tensor, target: Tensor, naive_error: Tensor) -> None:
+    def update(self, predicted: Tensor, target: Tensor, naive_error: Tensor) -> None:  # type: ignore[override]
         """Forecasts and truth float[n, H, C], NaN where it is missing; naive errors float[n, C]."""
-        # In float64: a million small errors are summed.
-        scaled = (predicted - target).double().abs() / naive_error.double()[:, None]
-        there = scaled.isfinite()
-        self.total += torch.where(there, scaled, 0.0).sum()
-        self.count += there.sum()
-
-    def compute(self) -> Tensor:
-        return self.total / self.count
+        super().update((predicted - target).double().abs() / naive_error.double()[:, None])
 
 
 class Forecasting(Regression):
@@ -78,7 +69,8 @@ class Forecasting(Regression):
 
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Forecasts on the scale of the file, float32[B, H, C]."""
-        return outputs * field(self, batch, "spread")[:, None] + self._location(batch)
+        spread, location = field(self, batch, "spread"), field(self, batch, "location")
+        return outputs * spread[:, None] + location[:, None]
 
     def measured(self, outputs: Tensor, batch: Batch) -> Mapping[str, tuple[Tensor, ...]]:
         # Metrics of torchmetrics know no missing truth, so they get what is there as one long list.
@@ -96,45 +88,27 @@ class Forecasting(Regression):
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
         """The past of the first value, how it went on, and with `outputs` the forecast."""
-        scaled = field(self, batch, self.inputs[0])[..., :1]
-        spread, location = field(self, batch, "spread")[:, None, :1], self._location(batch)
-        past, target = (scaled * spread + location[..., :1])[..., 0], self.targets(batch)
-        if outputs is None:
-            pairs = zip(past, target, strict=True)
-            return [Rendered(past=before, future=after[:, 0]) for before, after in pairs]
-        predicted = self.predictions(outputs, batch)
-        # The mean of a sample, over the steps whose truth is there.
-        errors = (predicted - target).abs().nanmean((1, 2)).tolist()
-        rows = zip(errors, past, target, predicted, strict=True)
-        return [
-            Rendered("", f"mae {error:.4g}", past=before, future=after[:, 0], forecast=guess[:, 0])
-            for error, before, after, guess in rows
-        ]
-
-    def _location(self, batch: Batch) -> Tensor:
-        return field(self, batch, "location")[:, None]
-
-    def goals(self, batch: Batch) -> Tensor:
-        centred = self.targets(batch) - self._location(batch)
-        return (centred / field(self, batch, "spread")[:, None]).flatten(1)
+        target = self.targets(batch)
+        past = self.predictions(field(self, batch, self.inputs[0])[..., : target.shape[-1]], batch)
+        guesses = repeat(None) if outputs is None else self.predictions(outputs, batch)[..., 0]
+        rows = zip(past[..., 0], target[..., 0], guesses, strict=False)
+        return [Rendered(past=past, future=after, forecast=guess) for past, after, guess in rows]
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         target = self.targets(batch)
-        if outputs.shape != target.shape:
-            reason = f"the model gives {in_shape(outputs)}, but the target is {in_shape(target)}"
-            raise ConfigError(Problem("model", reason))
-        scaled = self.goals(batch).reshape(target.shape)
+        reason = f"gives {in_shape(outputs)}, but the target is {in_shape(target)}"
+        require(outputs.shape == target.shape, "model", reason)
+        spread, location = field(self, batch, "spread"), field(self, batch, "location")
+        scaled = (target - location[:, None]) / spread[:, None]
         there = scaled.isfinite()
         # The model's own output stands in for a missing truth: NaN times zero would still be NaN in
         # the gradient.
         losses = self.criterion(outputs, torch.where(there, scaled, outputs.detach()))
         # One number for a batch would count missing truth as well.
-        if losses.shape != target.shape:
-            reason = f"gives {in_shape(losses)}; it has to give a loss a value: reduction=none"
-            raise ConfigError(Problem("objective.loss", reason))
+        reason = f"gives {in_shape(losses)}; it has to give a loss a value: reduction=none"
+        require(losses.shape == target.shape, "objective.loss", reason)
         # By the steps that are there: a window with half its truth counts as much as a whole one.
-        of_samples: Tensor = (losses * there).sum((1, 2)) / there.sum((1, 2)).clamp_min(1)
-        return of_samples
+        return (losses * there).sum((1, 2)).div(there.sum((1, 2)).clamp_min(1))
 
 
 class SeasonalNaive(nn.Module):
@@ -167,20 +141,13 @@ class DLinear(nn.Module):
     Args:
         past, horizon: steps that it gets, and forecasts.
         num_values, num_known: columns.
-        kernel: steps of the mean that is the trend; odd.
+        kernel: steps of the mean that is the trend.
     """
 
     def __init__(
-        self,
-        past: int,
-        horizon: int,
-        num_values: int,
-        num_known: int,
-        kernel: int = 25,
+        self, past: int, horizon: int, num_values: int, num_known: int, kernel: Count = 25
     ) -> None:
         super().__init__()
-        if kernel < 1 or kernel % 2 == 0:
-            raise ConfigError(Problem("model.kernel", f"{kernel}; allowed: odd numbers from 1"))
         self.values, self.kernel = num_values, kernel
         self.trend, self.rest = nn.Linear(past, horizon), nn.Linear(past, horizon)
         for layer in (self.trend, self.rest):
@@ -192,7 +159,7 @@ class DLinear(nn.Module):
     def forward(self, past: Tensor, future: Tensor) -> Tensor:
         values = past[..., : self.values].transpose(1, 2)
         # Repeated ends: zeros would bend the trend towards the mean there.
-        around = self.kernel // 2
-        trend = F.avg_pool1d(F.pad(values, (around, around), "replicate"), self.kernel, 1)
+        around = (self.kernel // 2, (self.kernel - 1) // 2)
+        trend = F.avg_pool1d(F.pad(values, around, "replicate"), self.kernel, 1)
         forecast: Tensor = (self.trend(trend) + self.rest(values - trend)).transpose(1, 2)
         return forecast + F.linear(future, self.known)

@@ -17,15 +17,13 @@ those of the training part. All series are in memory: 12 bytes a value; a sample
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from torch.utils.data import Dataset
 
@@ -38,94 +36,107 @@ from penstock.files.limits import Count, Fraction, Index, Limits
 from penstock.order.keys import IntArray
 from penstock.transforms.statistics import scales
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 Scale = Literal["series", "global", "none"]
 Fill = Literal["refuse", "carry"]
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Series:
-    """The rows of a table by series, and by time in each.
+class SeriesTable(FileDataset, Dataset[Sample]):
+    """Series in memory, N rows sorted by series and by time in each; a sample is a window of one.
 
     Attributes:
         names: of the series, sorted; "" where there is only one.
-        order: int64[N], the row of the table at each place.
-        bounds: int64[S + 1], the places of each series.
-        times: int64[N] or datetime64[N], by place.
-        cells: float64[N, n], columns of numbers, by place; NaN where a value is missing.
+        codes: int64[N], the series of each row.
+        order: int64[N], the row of the file.
+        times: int64[N] or datetime64[N].
+        cells: float64[N, C + K], values and what is known, as in the file; NaN where one is
+            missing.
+        starts: int64[n], the first row of each window.
+        location, spread: float64[S or more, C + K], means and deviations by series.
     """
 
-    names: list[str]
-    order: IntArray
-    bounds: list[int]
-    times: npt.NDArray[Any]
-    cells: Floats
+    def _read(
+        self, source: str | pd.DataFrame, reading: Mapping[str, Any], files: Files | None
+    ) -> Frame:
+        """Read a table; `reading` is what `Windows.learned` says of it.
 
-
-def series_of(
-    frame: Frame, time: str, series: str | None, numbers: Sequence[str], date_format: str | None
-) -> Series:
-    """The series of a table.
-
-    Raises:
-        DataError: a time is missing, no date or whole number, or not one step after the one before;
-            a series has no name. The message names file, row and series.
-    """
-    texts = [""] * len(frame) if series is None else frame.texts(series)
-    # Sorted by name, so that the order of rows in the file changes no number of a series.
-    names, codes = np.unique(np.array(texts), return_inverse=True)
-    # Stable: the rows of a series keep their order in the file, which has to be that of time.
-    order = np.argsort(codes, kind="stable").astype(np.int64)
-    bounds = np.searchsorted(codes[order], np.arange(len(names) + 1)).tolist()
-    if frame.kind(time) == "number":
-        times: npt.NDArray[Any] = frame.numbers(time)
-        wrong = ~(times % 1 == 0)
-    else:
-        times = frame.dates(time, date_format)
-        wrong = np.isnat(times)
-    for row in np.flatnonzero(wrong)[:1].tolist():
-        raise frame.error(row, time, "is no time; times are dates, or whole numbers. Correct it")
-    if times.dtype.kind == "f":  # once none is missing
-        times = times.astype(np.int64)
-    times = times[order]
-    cells = np.stack([frame.numbers(name) for name in numbers], 1)[order]
-    made = Series(names.tolist(), order, bounds, times, cells)
-    _check_steps(frame, made, codes[order], time)
-    return made
-
-
-def _check_steps(frame: Frame, series: Series, codes: IntArray, column: str) -> None:
-    """Refuse a time that is not one step, or one month, after the time before it."""
-    # Where a series ends and the next begins there is no step.
-    within, times = np.diff(codes) == 0, series.times
-    steps = np.diff(times).astype(np.int64)
-    if times.dtype.kind == "M" and len(times):
+        Raises:
+            DataError: a time is missing, no date or whole number, or not one step after the one
+                before; a series has no name. The message names file, row and series.
+        """
+        self._reading, self._files, roles = reading, files or Files(), reading["roles"]
+        self.past, self.horizon = reading["past"], reading["horizon"]
+        (time,), texts, values, known = (roles[of] for of in ("time", "series", "values", "known"))
+        wanted, how = [time, *texts, *values, *known], reading["format"]
+        frame = read_frame(source, roles, wanted, texts=texts, files=files, **how)
+        self._name, self._count = frame.name, len(values)
+        named = frame.texts(texts[0]) if texts else [""] * len(frame)
+        # Sorted by name, so that the order of rows in the file changes no number of a series.
+        names, codes = np.unique(np.array(named), return_inverse=True)
+        # Stable: the rows of a series keep their order in the file, which has to be that of time.
+        self.order = np.argsort(codes, kind="stable").astype(np.int64)
+        self.names, self.codes = names.tolist(), codes[self.order]
+        self.cells = np.stack([*map(frame.numbers, (*values, *known))], 1)[self.order]
+        is_number = frame.kind(time) == "number"
+        times: Any = frame.numbers(time) if is_number else frame.dates(time, reading["date_format"])
+        wrong = times % 1 != 0 if is_number else np.isnat(times)
+        if wrong.any():
+            reason = "is no time; times are dates, or whole numbers. Correct it"
+            raise frame.error(int(wrong.argmax()), time, reason)
+        self.times = times[self.order].astype(np.int64 if is_number else times.dtype)
         # Months have 28 to 31 days, and are steps of one length all the same.
-        months = times.astype("datetime64[M]")
-        since, until = times - months, (months + 1) - times
-        # The same day and time of their months, or the last day of each.
-        if (since == since[0]).all() or (until == until[0]).all():
-            steps = np.diff(months).astype(np.int64)
-    lengths, counts = np.unique(steps[within], return_counts=True)
-    # The commonest step: one gap does not make all others wrong.
-    usual = lengths[counts.argmax()] if len(lengths) else 1
-    for place in np.flatnonzero(within & ((steps != usual) | (steps <= 0)))[:1].tolist():
-        before, row = series.order[place : place + 2].tolist()
-        name = series.names[codes[place]]
-        raise frame.error(
-            row,
-            column,
-            f"of series {name!r} does not come one step after {times[place]} (row {before}). Sort "
-            "the rows of a series by time, name dataset.series, remove times that occur twice, and "
-            "add those that are missing, with empty values and dataset.fill=carry",
-        )
+        units = ["int64"] if is_number else ["M8[us]", "M8[M]"]
+        wrong = min((_uneven(self.times.astype(unit), self.codes) for unit in units), key=np.sum)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise frame.error(
+                int(self.order[row]),
+                time,
+                f"of series {self.names[self.codes[row]]!r} does not come one step after "
+                f"{self.times[row - 1]} (row {self.order[row - 1]}). Sort the rows of a series by "
+                "time, name dataset.series, remove times that occur twice, and add those that are "
+                "missing, with empty values and dataset.fill=carry",
+            )
+        return frame
+
+    def _set_windows(
+        self, starts: IntArray, location: Floats, spread: Floats, about: Sequence[Any]
+    ) -> None:
+        """Scale the cells; `about` is the identity of the windows, plain values."""
+        self.starts, self.location, self.spread, self._about = starts, location, spread, about
+        scaled = pd.DataFrame((self.cells - location[self.codes]) / spread[self.codes])
+        # The last value of one series is never carried on into the next; before the first is the
+        # mean. Rows behind the last series, as what is known may end with its last value.
+        carried = scaled.groupby(self.codes).ffill().fillna(0.0)
+        self._inputs = np.zeros((len(carried) + self.horizon, carried.shape[1]), np.float32)
+        self._inputs[: len(carried)] = carried
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> Sample:
+        start = int(self.starts[index])
+        inputs = self._inputs[start : start + self.past + self.horizon]
+        location, spread = (of[self.codes[start]] for of in (self.location, self.spread))
+        return {
+            "past": torch.from_numpy(inputs[: self.past].copy()),
+            "future": torch.from_numpy(inputs[self.past :, self._count :].copy()),
+            "location": torch.tensor(location[: self._count], dtype=torch.float32),
+            "spread": torch.tensor(spread[: self._count], dtype=torch.float32),
+        }
+
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The identity of the samples: cells, scales and windows."""
+        arrays = [self.starts, self.cells, self.location, self.spread]
+        return ["windows", *self._about, *(arrays if sized else [self._name.rpartition("/")[2]])]
+
+    def data_files(self) -> list[DataFile]:
+        file = self._name.rpartition("/")[2]
+        return [data_file(file, self._name, self._files)] if file != FRAME else []
 
 
-class Windows(FileDataset, Dataset[Sample]):
+class Windows(SeriesTable):
     """One sample: `past` (float32 [P, C + K]: values and what is known, scaled), `future` (float32
     [H, K]: what is known of the steps to forecast), `target` (float32 [H, C], as in the file; NaN
     where it is missing), and of its series `location`, `spread` and `naive_error` (float32 [C]).
@@ -187,152 +198,123 @@ class Windows(FileDataset, Dataset[Sample]):
         test_fraction: Fraction = 0.0,
     ) -> None:
         check_split(split, val_fraction, test_fraction)
-        self._values = [values] if isinstance(values, str) else list(values)
-        roles = {"time": [time], "series": [series] if series else [], "values": self._values}
-        roles["known"] = list(known)
-        # A value that is known in advance as well would give the answer away.
-        check_roles(roles)
         if season > past:
             reason = (
                 f"{season}, more than dataset.past={past}: the naive forecast looks so far back"
             )
             raise ConfigError(Problem("dataset.season", reason))
+        roles = {
+            "time": [time],
+            "series": [series] if series else [],
+            "values": [values] if isinstance(values, str) else [*values],
+            "known": [*known],
+        }
+        # A value that is known in advance as well would give the answer away.
+        check_roles(roles)
+        reading = {
+            "roles": roles,
+            "date_format": date_format,
+            "format": {
+                "delimiter": delimiter,
+                "decimal": decimal,
+                "encoding": encoding,
+                "missing": missing,
+            },
+            "past": past,
+            "horizon": horizon,
+            "fill": fill,
+        }
         source = f"{root.rstrip('/')}/{file}" if isinstance(root, str) and file else root
-        how = dict[str, Any](delimiter=delimiter, decimal=decimal, encoding=encoding)
-        how["missing"] = missing
-        wanted = [column for names in roles.values() for column in names]
-        frame = read_frame(source, roles, wanted, texts=roles["series"], files=files, **how)
-        self._files, self._name = files or Files(), frame.name
-        self.series = series_of(frame, time, series, [*self._values, *known], date_format)
-        cells = self.series.cells
-        if fill == "refuse" and np.isnan(cells).any():
-            place, column = np.argwhere(np.isnan(cells))[0].tolist()
+        frame, size = self._read(source, reading, files), past + horizon
+        if fill == "refuse" and np.isnan(self.cells).any():
+            row, column = np.argwhere(np.isnan(self.cells))[0].tolist()
             wrong = (
                 "is refused. Fill it in; or carry the last value before it on, and leave it out "
+                "of loss and metrics: dataset.fill=carry"
             )
-            wrong += "of loss and metrics: dataset.fill=carry"
-            name = [*self._values, *known][column]
-            raise frame.error(int(self.series.order[place]), name, wrong)
-        self.past, self.horizon, self.season = past, horizon, season
-        parts = _parts(self.series.times, val_fraction, test_fraction, gap)
-        if not parts["train"].any():
-            reason = f"{val_fraction} and a gap of {gap} leave no step to train on"
-            raise ConfigError(Problem("dataset.val_fraction", reason))
+            raise frame.error(int(self.order[row]), [*roles["values"], *known][column], wrong)
+        parts = _parts(self.times, val_fraction, test_fraction, gap)
+        # Whatever the split, there is something to train on.
+        for part in ("train", split):
+            rows = np.flatnonzero(parts[part])
+            own = pd.Series(rows).groupby(self.codes[rows])
+            before, behind = own.cumcount().to_numpy(), own.cumcount(ascending=False).to_numpy()
+            # A window has all its steps in one part, so none of validation is seen in training.
+            starts = rows[(before % stride == 0) & (behind >= size - 1)]
+            if not len(starts) and (len(rows) or part == "train"):
+                reason = (
+                    f"a window has {size} steps (dataset.past + dataset.horizon), and the longest "
+                    f"series {behind.max(initial=-1) + 1} in the part for {part}: take fewer, or "
+                    f"another dataset.{'test' if part == 'test' else 'val'}_fraction"
+                )
+                raise ConfigError(Problem("dataset.past", reason))
+        self.season, shares = season, (val_fraction, gap, scale, fill, test_fraction)
         # By the training part alone, for every split alike.
-        self._learn(parts["train"], scale)
-        self.starts, self.codes = self._windows(parts[split], stride, split)
-        # Not scaled and not filled: metrics are on the scale of the file, and NaN counts nowhere.
-        self._targets = cells[:, : len(self._values)].astype(np.float32)
-        self._inputs = np.empty(cells.shape, np.float32)
-        for code, (begin, end) in enumerate(pairwise(self.series.bounds)):
-            # Series by series: the last value of one is never carried on into the next.
-            scaled = (cells[begin:end] - self.location[code]) / self.spread[code]
-            self._inputs[begin:end] = _carried(scaled)
-        self._reading = dict[str, Any](
-            time=time,
-            series=series,
-            values=self._values,
-            known=list(known),
-            past=past,
-            horizon=horizon,
-            fill=fill,
-            date_format=date_format,
-            format=how,
-        )
-        shares = val_fraction, gap, scale, fill, test_fraction
-        self._split = [split, past, horizon, stride, season, *shares]
+        location, spread, self.naive_error = self._learned(parts["train"], scale)
+        about = [split, past, horizon, stride, season, *shares]
+        self._set_windows(starts, location, spread, about)
 
-    def _learn(self, training: npt.NDArray[np.bool_], scale: Scale) -> None:
-        """Means, deviations and naive errors of each series, float64[S, C + K], by the training
-        part; those of a series that has none of it are all series' together."""
-        cells, count = self.series.cells, len(self._values)
-        # Of all series together, for those that have no training part, and for new ones.
-        self._whole = whole = _moments(cells[training])
+    def _learned(self, is_training: npt.NDArray[np.bool_], scale: Scale) -> Floats:
+        """Means, deviations and naive errors of the training part, float64[3, S + 1, C + K]; the
+        last row is of all series together, for new ones and those that have none of the part."""
+        training, codes = pd.DataFrame(self.cells)[is_training], self.codes[is_training]
+        sizes, series = training.abs(), range(len(self.names) + 1)
+        mean = training.mean().fillna(0.0).to_numpy()
+        deviation = scales(training.std(ddof=0), sizes.max())
+        own, largest = training.groupby(codes), sizes.groupby(codes).max().reindex(series)
+        # One value has no deviation.
+        is_own = own.count().reindex(series, fill_value=0).to_numpy() > 1
+        is_own[:, self._count if scale == "series" else 0 :] = False
+        location = np.where(is_own, own.mean().reindex(series), mean)
+        spread = np.where(is_own, scales(own.std(ddof=0).reindex(series), largest), deviation)
         # Values stay as they are; what is known in advance is scaled in all cases.
         if scale == "none":
-            whole[0][:count], whole[1][:count] = 0.0, 1.0
-        shape = (len(self.series.names), 1)
-        self.location, self.spread = np.tile(whole[0], shape), np.tile(whole[1], shape)
-        self.naive_error = np.full(self.location.shape, np.nan)
-        for code, (begin, end) in enumerate(pairwise(self.series.bounds)):
-            own = cells[begin:end][training[begin:end]]
-            for column in range(count):
-                # One value has no deviation.
-                if scale == "series" and np.isfinite(own[:, column]).sum() > 1:
-                    mean, deviation = _moments(own[:, column : column + 1])
-                    self.location[code, column], self.spread[code, column] = mean[0], deviation[0]
-                # Steps that are missing on either side are left out of the mean.
-                errors = np.abs(own[self.season :, column] - own[: -self.season, column])
-                error = errors[np.isfinite(errors)].mean() if np.isfinite(errors).any() else 0.0
-                # A season that repeats but for rounding would make any error a huge one.
-                if scales(error, np.nanmax(np.abs(own[:, column]), initial=0.0)) == error:
-                    self.naive_error[code, column] = error
-        without = np.flatnonzero(np.isnan(self.naive_error[:, :count]).any(1))
-        if len(without):
+            location[:, : self._count], spread[:, : self._count] = 0.0, 1.0
+        # Steps that are missing on either side are left out of the mean.
+        errors = own.diff(self.season).abs().groupby(codes).mean().reindex(series).to_numpy()
+        # A season that repeats but for rounding would make any error a huge one.
+        naive = np.where(scales(errors, largest) == errors, errors, np.nan)
+        if len(without := np.flatnonzero(np.isnan(naive[:-1, : self._count]).any(1))):
             reason = "their training part repeats what it was a season before; monitor mae instead"
-            first = self.series.names[without[0]]
+            first = self.names[without[0]]
             _log.warning("MASE leaves out %d series, the first %r: %s", len(without), first, reason)
-
-    def _windows(
-        self, inside: npt.NDArray[np.bool_], stride: int, split: str
-    ) -> tuple[IntArray, IntArray]:
-        """The first place of each window, and its series."""
-        size, starts, longest = self.past + self.horizon, list[IntArray](), 0
-        for begin, end in pairwise(self.series.bounds):
-            places = begin + np.flatnonzero(inside[begin:end])
-            longest = max(longest, len(places))
-            # A window has all its steps in one part, so none of validation is seen in training.
-            starts.append(places[: max(len(places) - size + 1, 0) : stride])
-        if inside.any() and longest < size:
-            reason = (
-                f"a window has {size} steps (dataset.past + dataset.horizon), and the longest "
-                f"series {longest} in the part for {split}: take fewer, or another "
-                f"dataset.{'test' if split == 'test' else 'val'}_fraction"
-            )
-            raise ConfigError(Problem("dataset.past", reason))
-        # Windows of one series stand together, in the order of time.
-        codes = np.repeat(np.arange(len(starts)), [*map(len, starts)])
-        return np.concatenate(starts).astype(np.int64), codes.astype(np.int64)
-
-    def __len__(self) -> int:
-        return len(self.starts)
+        return np.array([location, spread, naive])
 
     def __getitem__(self, index: int) -> Sample:
-        start, code = int(self.starts[index]), int(self.codes[index])
-        now, end, count = start + self.past, start + self.past + self.horizon, len(self._values)
+        now = int(self.starts[index]) + self.past
+        # Not scaled and not filled: metrics are on the scale of the file, and NaN counts nowhere.
+        target = self.cells[now : now + self.horizon, : self._count]
+        naive = self.naive_error[self.codes[now], : self._count]
         return {
-            "past": torch.from_numpy(self._inputs[start:now].copy()),
-            "future": torch.from_numpy(self._inputs[now:end, count:].copy()),
-            "target": torch.from_numpy(self._targets[now:end].copy()),
-            "location": torch.tensor(self.location[code, :count], dtype=torch.float32),
-            "spread": torch.tensor(self.spread[code, :count], dtype=torch.float32),
-            "naive_error": torch.tensor(self.naive_error[code, :count], dtype=torch.float32),
+            **super().__getitem__(index),
+            "target": torch.tensor(target, dtype=torch.float32),
+            "naive_error": torch.tensor(naive, dtype=torch.float32),
         }
 
     @property
     def learned(self) -> dict[str, Any]:
         """Means and deviations of the training part, and how the file is read; plain values."""
-        scales = {"location": self.location.tolist(), "spread": self.spread.tolist()}
-        whole = [part.tolist() for part in self._whole]
-        return {**self._reading, "names": list(self.series.names), "whole": whole, **scales}
+        return {
+            **self._reading,
+            "names": self.names,
+            "location": self.location.tolist(),
+            "spread": self.spread.tolist(),
+        }
 
     @classmethod
     def unlabelled(
         cls, root: str, learned: Mapping[str, Any], files: Files | None, limits: Limits
     ) -> Ahead:
         """The last window of each series of another file, and the steps that follow it."""
-        return Ahead(root, learned, files or Files())
+        return Ahead(root, learned, files)
 
     @property
     def metadata(self) -> pd.DataFrame:
         """A row per sample: series (its name), time and row (in the file, from 0) of the first step
         to forecast."""
-        import pandas as pd
-
-        places = self.starts + self.past
-        names = pd.Categorical.from_codes(self.codes, categories=pd.Index(self.series.names))
-        row = self.series.order[places]
-        return pd.DataFrame({"series": names, "time": self.series.times[places], "row": row})
+        rows, index = self.starts + self.past, pd.Index(self.names)
+        names = pd.Categorical.from_codes(self.codes[rows], categories=index)
+        return pd.DataFrame({"series": names, "time": self.times[rows], "row": self.order[rows]})
 
     @property
     def facts(self) -> dict[str, int]:
@@ -341,24 +323,12 @@ class Windows(FileDataset, Dataset[Sample]):
             "past": self.past,
             "horizon": self.horizon,
             "season": self.season,
-            "num_values": len(self._values),
-            "num_known": len(self._reading["known"]),
+            "num_values": self._count,
+            "num_known": self.cells.shape[1] - self._count,
         }
 
-    def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """The identity of the samples: the arrays of all series, and this split's windows."""
-        if not sized:
-            return ["windows", self._name.rpartition("/")[2], json.dumps(self._split)]
-        learned = [self.location, self.spread, self.naive_error]
-        windows: list[Part] = [json.dumps(self._split), self.starts, self.codes]
-        return ["windows", *windows, *learned, self._inputs, self._targets]
 
-    def data_files(self) -> list[DataFile]:
-        name = self._name
-        return [data_file(name.rpartition("/")[2], name, self._files)] if name != FRAME else []
-
-
-class Ahead(FileDataset, Dataset[Sample]):
+class Ahead(SeriesTable):
     """One sample, the last window of a series: `past`, `future`, `location` and `spread`, as in
     `Windows`.
 
@@ -375,118 +345,66 @@ class Ahead(FileDataset, Dataset[Sample]):
             whose file does not say what is known of the steps to forecast.
     """
 
-    def __init__(self, root: str, learned: Mapping[str, Any], files: Files) -> None:
-        self._files, self._learned = files, learned
-        time, series = learned["time"], learned["series"]
-        numbers = [*learned["values"], *learned["known"]]
-        texts = [series] if series else []
-        wanted, how = [time, *texts, *numbers], learned["format"]
-        frame = read_frame(root, {"root": wanted}, wanted, texts=texts, files=files, **how)
-        self._name = frame.name
-        self.series = series_of(frame, time, series, numbers, learned["date_format"])
+    def __init__(self, root: str, learned: Mapping[str, Any], files: Files | None) -> None:
+        self._read(root, learned, files)
         # By name and not by position: another file may have fewer series, or more.
-        codes = {name: code for code, name in enumerate(learned["names"])}
-        new = [name for name in self.series.names if name not in codes]
-        if new:
-            _log.warning("%d series are new to the model, the first %r", len(new), new[0])
-        self.location, self.spread = (
-            np.array([learned[of][codes[n]] if n in codes else whole for n in self.series.names])
-            for of, whole in zip(("location", "spread"), learned["whole"], strict=True)
-        )
-
-    def __len__(self) -> int:
-        return len(self.series.names)
+        codes = pd.Index(learned["names"]).get_indexer(self.names)
+        if len(new := np.flatnonzero(codes < 0)):
+            first = self.names[new[0]]
+            _log.warning("%d series are new to the model, the first %r", len(new), first)
+        location, spread = (np.array(learned[of])[codes] for of in ("location", "spread"))
+        # Several values may end at different steps; the last of any counts.
+        there, by = pd.DataFrame(self.cells[:, : self._count]).notna(), pd.Series(self.codes)
+        numbers = by.groupby(by).cumcount() + 1
+        self.steps = numbers.where(there.any(axis=1), 0).groupby(by).max().to_numpy()
+        ends = np.searchsorted(self.codes, np.arange(len(self.names))) + self.steps
+        self._set_windows(ends - self.past, location, spread, ["ahead", *self.names])
 
     def __getitem__(self, index: int) -> Sample:
-        past, horizon = self._learned["past"], self._learned["horizon"]
-        cells, last = self._cells(index)
-        count, known = len(self._learned["values"]), self._learned["known"]
-        name = f"series {self.series.names[index]!r}"
-        # Rows behind the last value say what is known of the steps to forecast.
-        ahead = cells[last : last + horizon, count:]
+        steps, name = self.steps[index], f"series {self.names[index]!r}"
+        now, known = self.starts[index] + self.past, self._reading["roles"]["known"]
         # Raised where the sample is read: one series that is too short leaves the others a
         # forecast.
-        if last < past:
+        if steps < self.past:
             raise DataError(
-                f"{name} has {last} steps with a value, and a forecast needs {past} (dataset.past)"
+                f"{name} has {steps} steps with a value, and a forecast needs {self.past} "
+                "(dataset.past)"
             )
-        if np.isnan(cells[last - past : last]).any() and self._learned["fill"] != "carry":
-            raise DataError(f"{name}: a value of its last {past} steps is missing")
-        if known and (len(ahead) < horizon or np.isnan(ahead).any()):
+        if self._reading["fill"] == "refuse" and np.isnan(self.cells[now - self.past : now]).any():
+            raise DataError(f"{name}: a value of its last {self.past} steps is missing")
+        # Rows behind the last value say what is known of the steps to forecast.
+        ahead = slice(now, now + self.horizon)
+        there = ~np.isnan(self.cells[ahead, self._count :]).any(1) & (self.codes[ahead] == index)
+        if known and there.sum() < self.horizon:
             raise DataError(
-                f"{name}: {', '.join(known)} must be known of the {horizon} steps to forecast; add "
-                "rows without a value behind its last one"
+                f"{name}: {', '.join(known)} must be known of the {self.horizon} steps to "
+                "forecast; add rows without a value behind its last one"
             )
-        # As in training: the model knows scaled numbers only.
-        location, spread = self.location[index], self.spread[index]
-        scaled = _carried((cells[:last] - location) / spread)[-past:]
-        if not known:
-            ahead = np.zeros((horizon, 0))
-        future = (ahead - location[count:]) / spread[count:]
-        return {
-            "past": torch.from_numpy(scaled.astype(np.float32)),
-            "future": torch.from_numpy(future.astype(np.float32)),
-            "location": torch.tensor(location[:count], dtype=torch.float32),
-            "spread": torch.tensor(spread[:count], dtype=torch.float32),
-        }
-
-    def _cells(self, index: int) -> tuple[Floats, int]:
-        """The numbers of a series, and how many steps it has up to its last value."""
-        cells = self.series.cells[slice(*self.series.bounds[index : index + 2])]
-        # Several values may end at different steps; the last of any counts.
-        there = np.isfinite(cells[:, : len(self._learned["values"])]).any(1)
-        return cells, int(np.flatnonzero(there)[-1]) + 1 if there.any() else 0
+        return super().__getitem__(index)
 
     def about(self, index: int) -> dict[str, str]:
         """For a table of forecasts: the series, and the time after which they begin."""
-        _, last = self._cells(index)
-        after = str(self.series.times[self.series.bounds[index] + last - 1]) if last else ""
-        named = {"series": self.series.names[index]} if self._learned["series"] else {}
-        return {**named, "after": after.removesuffix("T00:00:00.000000")}
+        last = self.starts[index] + self.past - 1
+        after = str(self.times[last]) if self.steps[index] else ""
+        return {"series": self.names[index], "after": after.removesuffix("T00:00:00.000000")}
 
-    def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """The arrays of all series, and their scales."""
-        arrays: list[Part] = [self.series.cells, self.location, self.spread]
-        return ["ahead", *self.series.names, *arrays] if sized else ["ahead", self._name]
 
-    def data_files(self) -> list[DataFile]:
-        return [data_file(self._name.rpartition("/")[2], self._name, self._files)]
+def _uneven(times: npt.NDArray[Any], codes: IntArray) -> npt.NDArray[np.bool_]:
+    """Where a time is not one step after the one before it in its series: bool[N]."""
+    steps = pd.Series(times.astype(np.int64)).groupby(codes).diff()
+    # The commonest step: one gap does not make all others wrong.
+    usual = steps[steps > 0].mode()[:1]
+    return (steps.notna() & ~steps.isin(usual)).to_numpy()
 
 
 def _parts(
     times: npt.NDArray[Any], val_fraction: float, test_fraction: float, gap: int
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    """The places of each split, bool[N]; all series are cut at the same times."""
+    """The rows of each split, bool[N]."""
     # All series are cut at the same time: else one would tell another what comes.
-    steps, places = np.unique(times, return_inverse=True)
+    steps, at = np.unique(times, return_inverse=True)
     # The last steps are the test, and those before them validate, as forecasts are made in use.
     test = len(steps) - val_count(len(steps), test_fraction)
     val = max(test - val_count(len(steps), val_fraction), 0)
     ends = [end - gap if end < len(steps) else end for end in (val, test)]
-    return {
-        "train": places < ends[0],
-        "val": (places >= val) & (places < ends[1]),
-        "test": places >= test,
-    }
-
-
-def _moments(cells: Floats) -> tuple[Floats, Floats]:
-    """Mean and deviation of each column, of what is there; 0 and 1 where that says nothing."""
-    # Sums in place of numpy.nanmean, which warns of columns without a value.
-    there = np.isfinite(cells)
-    count = np.maximum(there.sum(0), 1)
-    mean = np.where(there, cells, 0).sum(0) / count
-    spread = np.sqrt((np.where(there, cells - mean, 0.0) ** 2).sum(0) / count)
-    return mean, scales(spread, np.where(there, np.abs(cells), 0).max(0))
-
-
-def _carried(values: Floats) -> Floats:
-    """The last value before each that is missing, by column; 0, the mean, before the first."""
-    missing = np.isnan(values)
-    if not missing.any():
-        return values
-    rows = np.where(missing, 0, np.arange(len(values))[:, None])
-    # The position of the last value that is there, by column.
-    rows = np.maximum.accumulate(rows, axis=0)
-    filled: Floats = np.nan_to_num(np.take_along_axis(values, rows, axis=0))
-    return filled
+    return {"train": at < ends[0], "val": (at >= val) & (at < ends[1]), "test": at >= test}
