@@ -16,6 +16,7 @@ from penstock.order.keys import (
     key_at_hand,
     sample_keys,
     uniform,
+    uniform_at,
 )
 from penstock.order.permutation import Permutation
 from penstock.order.seeding import scope
@@ -107,6 +108,7 @@ def test_uniform_draws_pass_a_uniformity_test():
     assert draws.min() >= 0
     assert draws.max() < 1
     assert stats.kstest(draws, "uniform").pvalue > 1e-3
+    assert [uniform_at(hash64(0), n) for n in range(50)] == draws[:50].tolist()
 
 
 def test_a_sample_has_its_key_at_hand():
