@@ -72,6 +72,9 @@ def test_a_fit_leaves_its_report_and_the_task_makes_the_same_again(
     assert done.out.splitlines()[-1] == "report       run/report.html"
     html = (tmp_path / "run/report.html").read_text()
     assert '<span class="state done">' in html
+    (style,) = re.findall("<style>(.*?)</style>", html, re.S)
+    for opening, closing in ("()", "{}"):  # one that stays open swallows all rules behind it
+        assert style.count(opening) == style.count(closing) > 0
     again = run(capsys, "task=report", "runs=[run]")
     assert (again.code, again.out) == (0, "run/report.html\n"), again.err
     assert (tmp_path / "run/report.html").read_text() == html
