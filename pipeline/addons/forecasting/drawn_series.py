@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from penstock.addons.forecasting.windows import Fill, Scale, Windows
+from penstock.addons.forecasting.windows import Scale, Windows
 from penstock.datasets.files import generated_data
 from penstock.datasets.reading.base import Split
 from penstock.files.limits import Count, Fraction, Index, Seed
 from penstock.order.keys import hash64
 
-VERSION = 1  # raise it when the sales change
 FILE = "sales.csv"
 
 
@@ -31,7 +30,7 @@ class DrawnSeries(Windows):
         count: number of shops.
         days: number of days.
         seed: other sales for another seed.
-        past, horizon, stride, season, val_fraction, gap, scale, fill, test_fraction: as in
+        past, horizon, stride, season, val_fraction, gap, scale, test_fraction: as in
             `Windows`.
 
     Raises:
@@ -53,10 +52,9 @@ class DrawnSeries(Windows):
         val_fraction: Fraction = 0.2,
         gap: Index = 0,
         scale: Scale = "series",
-        fill: Fill = "refuse",
         test_fraction: Fraction = 0.0,
     ) -> None:
-        name = f"{count}x{days}-seed{seed}-v{VERSION}"
+        name = f"{count}x{days}-seed{seed}-v1"  # raise it when the sales change
         with generated_data(
             root, "drawn_series", name, lambda folder: _write(folder, count, days, seed)
         ) as made:
@@ -75,7 +73,6 @@ class DrawnSeries(Windows):
                 val_fraction,
                 gap,
                 scale,
-                fill,
                 test_fraction=test_fraction,
             )
 
@@ -92,6 +89,14 @@ def _write(folder: Path, count: int, days: int, seed: int) -> None:
         year = 0.15 * np.sin(2 * np.pi * (np.arange(days) / 365 + random.random()))
         level = week[np.arange(days) % 7].clip(0.2) * np.exp(drift + year)
         sold = size * (level + 0.6 * promotion + random.normal(0, 0.12, days))
-        columns = {"shop": f"shop {shop + 1}", "sold": sold.clip(0), "promotion": 1 * promotion}
-        shops.append(pd.DataFrame({"day": day, **columns}))
+        shops.append(
+            pd.DataFrame(
+                {
+                    "day": day,
+                    "shop": f"shop {shop + 1}",
+                    "sold": sold.clip(0),
+                    "promotion": promotion.astype(int),
+                }
+            )
+        )
     pd.concat(shops).to_csv(folder / FILE, index=False, float_format="%.1f", lineterminator="\n")

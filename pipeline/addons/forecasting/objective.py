@@ -96,8 +96,11 @@ class Forecasting(Regression):
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         target = self.targets(batch)
-        reason = f"gives {in_shape(outputs)}, but the target is {in_shape(target)}"
-        require(outputs.shape == target.shape, "model", reason)
+        require(
+            outputs.shape == target.shape,
+            "model",
+            f"gives {in_shape(outputs)}, but the target is {in_shape(target)}",
+        )
         spread, location = field(self, batch, "spread"), field(self, batch, "location")
         scaled = (target - location[:, None]) / spread[:, None]
         there = scaled.isfinite()
@@ -105,8 +108,11 @@ class Forecasting(Regression):
         # the gradient.
         losses = self.criterion(outputs, torch.where(there, scaled, outputs.detach()))
         # One number for a batch would count missing truth as well.
-        reason = f"gives {in_shape(losses)}; it has to give a loss a value: reduction=none"
-        require(losses.shape == target.shape, "objective.loss", reason)
+        require(
+            losses.shape == target.shape,
+            "objective.loss",
+            f"gives {in_shape(losses)}; it has to give a loss a value: reduction=none",
+        )
         # By the steps that are there: a window with half its truth counts as much as a whole one.
         return (losses * there).sum((1, 2)).div(there.sum((1, 2)).clamp_min(1))
 

@@ -17,7 +17,6 @@ those of the training part. All series are in memory: 12 bytes a value; a sample
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -37,9 +36,6 @@ from penstock.order.keys import IntArray
 from penstock.transforms.statistics import scales
 
 Scale = Literal["series", "global", "none"]
-Fill = Literal["refuse", "carry"]
-
-_log = logging.getLogger(__name__)
 
 
 class SeriesTable(FileDataset, Dataset[Sample]):
@@ -82,8 +78,11 @@ class SeriesTable(FileDataset, Dataset[Sample]):
         times: Any = frame.numbers(time) if is_number else frame.dates(time, reading["date_format"])
         wrong = times % 1 != 0 if is_number else np.isnat(times)
         if wrong.any():
-            reason = "is no time; times are dates, or whole numbers. Correct it"
-            raise frame.error(int(wrong.argmax()), time, reason)
+            raise frame.error(
+                int(wrong.argmax()),
+                time,
+                "is no time; times are dates, or whole numbers. Correct it",
+            )
         self.times = times[self.order].astype(np.int64 if is_number else times.dtype)
         # Months have 28 to 31 days, and are steps of one length all the same.
         units = ["int64"] if is_number else ["M8[us]", "M8[M]"]
@@ -132,8 +131,8 @@ class SeriesTable(FileDataset, Dataset[Sample]):
         return ["windows", *self._about, *(arrays if sized else [self._name.rpartition("/")[2]])]
 
     def data_files(self) -> list[DataFile]:
-        file = self._name.rpartition("/")[2]
-        return [data_file(file, self._name, self._files)] if file != FRAME else []
+        name = self._name
+        return [data_file(name.rpartition("/")[2], name, self._files)] if name != FRAME else []
 
 
 class Windows(SeriesTable):
@@ -188,7 +187,7 @@ class Windows(SeriesTable):
         val_fraction: Fraction = 0.2,
         gap: Index = 0,
         scale: Scale = "series",
-        fill: Fill = "refuse",
+        fill: Literal["refuse", "carry"] = "refuse",
         date_format: str | None = None,
         delimiter: str | None = None,
         decimal: str = ".",
@@ -199,10 +198,13 @@ class Windows(SeriesTable):
     ) -> None:
         check_split(split, val_fraction, test_fraction)
         if season > past:
-            reason = (
-                f"{season}, more than dataset.past={past}: the naive forecast looks so far back"
+            raise ConfigError(
+                Problem(
+                    "dataset.season",
+                    f"{season}, more than dataset.past={past}: the naive forecast looks so far "
+                    "back",
+                )
             )
-            raise ConfigError(Problem("dataset.season", reason))
         roles = {
             "time": [time],
             "series": [series] if series else [],
@@ -228,11 +230,12 @@ class Windows(SeriesTable):
         frame, size = self._read(source, reading, files), past + horizon
         if fill == "refuse" and np.isnan(self.cells).any():
             row, column = np.argwhere(np.isnan(self.cells))[0].tolist()
-            wrong = (
+            raise frame.error(
+                int(self.order[row]),
+                [*roles["values"], *known][column],
                 "is refused. Fill it in; or carry the last value before it on, and leave it out "
-                "of loss and metrics: dataset.fill=carry"
+                "of loss and metrics: dataset.fill=carry",
             )
-            raise frame.error(int(self.order[row]), [*roles["values"], *known][column], wrong)
         parts = _parts(self.times, val_fraction, test_fraction, gap)
         # Whatever the split, there is something to train on.
         for part in ("train", split):
@@ -242,17 +245,18 @@ class Windows(SeriesTable):
             # A window has all its steps in one part, so none of validation is seen in training.
             starts = rows[(before % stride == 0) & (behind >= size - 1)]
             if not len(starts) and (len(rows) or part == "train"):
-                reason = (
-                    f"a window has {size} steps (dataset.past + dataset.horizon), and the longest "
-                    f"series {behind.max(initial=-1) + 1} in the part for {part}: take fewer, or "
-                    f"another dataset.{'test' if part == 'test' else 'val'}_fraction"
+                raise ConfigError(
+                    Problem(
+                        "dataset.past",
+                        f"a window has {size} steps (dataset.past + dataset.horizon), and the "
+                        f"longest series {behind.max(initial=-1) + 1} in the part for {part}: take "
+                        f"fewer, or another dataset.{'test' if part == 'test' else 'val'}_fraction",
+                    )
                 )
-                raise ConfigError(Problem("dataset.past", reason))
         self.season, shares = season, (val_fraction, gap, scale, fill, test_fraction)
         # By the training part alone, for every split alike.
         location, spread, self.naive_error = self._learned(parts["train"], scale)
-        about = [split, past, horizon, stride, season, *shares]
-        self._set_windows(starts, location, spread, about)
+        self._set_windows(starts, location, spread, [split, past, horizon, stride, season, *shares])
 
     def _learned(self, is_training: npt.NDArray[np.bool_], scale: Scale) -> Floats:
         """Means, deviations and naive errors of the training part, float64[3, S + 1, C + K]; the
@@ -274,10 +278,6 @@ class Windows(SeriesTable):
         errors = own.diff(self.season).abs().groupby(codes).mean().reindex(series).to_numpy()
         # A season that repeats but for rounding would make any error a huge one.
         naive = np.where(scales(errors, largest) == errors, errors, np.nan)
-        if len(without := np.flatnonzero(np.isnan(naive[:-1, : self._count]).any(1))):
-            reason = "their training part repeats what it was a season before; monitor mae instead"
-            first = self.names[without[0]]
-            _log.warning("MASE leaves out %d series, the first %r: %s", len(without), first, reason)
         return np.array([location, spread, naive])
 
     def __getitem__(self, index: int) -> Sample:
@@ -349,9 +349,6 @@ class Ahead(SeriesTable):
         self._read(root, learned, files)
         # By name and not by position: another file may have fewer series, or more.
         codes = pd.Index(learned["names"]).get_indexer(self.names)
-        if len(new := np.flatnonzero(codes < 0)):
-            first = self.names[new[0]]
-            _log.warning("%d series are new to the model, the first %r", len(new), first)
         location, spread = (np.array(learned[of])[codes] for of in ("location", "spread"))
         # Several values may end at different steps; the last of any counts.
         there, by = pd.DataFrame(self.cells[:, : self._count]).notna(), pd.Series(self.codes)
@@ -384,8 +381,7 @@ class Ahead(SeriesTable):
 
     def about(self, index: int) -> dict[str, str]:
         """For a table of forecasts: the series, and the time after which they begin."""
-        last = self.starts[index] + self.past - 1
-        after = str(self.times[last]) if self.steps[index] else ""
+        after = str(self.times[self.starts[index] + self.past - 1]) if self.steps[index] else ""
         return {"series": self.names[index], "after": after.removesuffix("T00:00:00.000000")}
 
 

@@ -194,7 +194,7 @@ def test_the_model_forecasts_a_line():
     assert DLinear(10, 4, 2, 3, kernel=4)(constant, torch.zeros(1, 4, 3)).shape == (1, 4, 2)
 
 
-def test_series_that_are_constant_but_for_rounding_have_no_mase_and_are_told(caplog):
+def test_series_that_are_constant_but_for_rounding_have_no_mase():
     data = frame(shops=("flat", "north"))
     flat = data["shop"] == "flat"
     data.loc[flat, "sold"] = np.resize([0.3, 0.1 + 0.2], flat.sum())
@@ -202,7 +202,6 @@ def test_series_that_are_constant_but_for_rounding_have_no_mase_and_are_told(cap
     samples = [made[index] for index in range(len(made))]
     assert max(float(sample["past"].abs().max()) for sample in samples) < 100
     assert any(sample["naive_error"].isnan().all() for sample in samples)
-    assert "MASE leaves out 1 series, the first 'flat'" in caplog.text
     seasons = frame(shops=("north",)).assign(sold=np.arange(DAYS) % 7.0)
     assert windows(seasons)[0]["naive_error"].isnan().all()
 
