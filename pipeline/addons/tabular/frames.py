@@ -8,14 +8,15 @@ kind of file alike. Cost: 0.3 us a cell.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,9 +25,7 @@ from penstock.addons.tables.kinds import is_list, is_text
 from penstock.addons.tables.read import Csv, TableFile
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError, Problem
-
-if TYPE_CHECKING:
-    import pandas as pd
+from penstock.order.keys import IntArray
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +40,7 @@ _DATE = r"^\d{4}-\d\d?-\d\d?([T ]\d\d?:\d\d.*)?$"
 _PADDED = r"^[+-]?0[\dxX]"
 # Types of Arrow, by the beginnings of their names.
 _PLAIN = ("bool", "int", "uint", "halffloat", "decimal", "null", "date", "timestamp")
+_WAYS = "Correct it; of dataset=table, see dataset.missing and dataset.categories"
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,17 @@ class Frame:
         shown = "a missing value" if value is None else repr(str(value))[:60]
         return DataError(f"{self.name!r}, row {row}, column {column!r}: {shown} {wrong}.")
 
+    def refuse(self, column: str, wrong: npt.ArrayLike, reason: str) -> None:
+        """Raise DataError that names the first of the cells that are `wrong`, bool[N]."""
+        for row in np.flatnonzero(wrong)[:1].tolist():
+            raise self.error(row, column, reason)
+
     def kind(self, column: str) -> Kind:
         """The kind of a column by its type, and of texts by their first cells."""
         cells = self.table[column]
-        if pa.types.is_temporal(cells.type):
-            return "date"
         if not is_text(cells.type):
-            return "category" if pa.types.is_boolean(cells.type) else "number"
+            of_no_text: Kind = "category" if pa.types.is_boolean(cells.type) else "number"
+            return "date" if pa.types.is_temporal(cells.type) else of_no_text
         # Of the first cells, so that one mistake below makes an error that names its row, instead
         # of categories by the hundred.
         texts = _without(cells, self.marks).drop_null()[:200]
@@ -88,19 +92,14 @@ class Frame:
         Raises:
             DataError: a cell is not a number, or infinite.
         """
-        import pandas as pd
-
         cells = self.table[column]
-        # Pandas tells which cell is no number; a cast of Arrow only says that one is none.
         if is_text(cells.type) or pa.types.is_temporal(cells.type):
-            texts = _numeric(cells.cast(pa.large_string()), self.marks, self.decimal).to_pandas()
-            values = pd.to_numeric(texts, errors="coerce").to_numpy(np.float64)
-            self._check(column, np.isnan(values) & texts.notna().to_numpy(), "is not a number")
-        else:
-            # Unsafe: whole numbers above 2^53 round to their neighbours, which statistics do not
-            # mind.
-            values = cells.cast(pa.float64(), safe=False).to_numpy()
-        self._check(column, np.isinf(values), "is not finite")
+            cells = _numeric(cells.cast(pa.large_string()), self.marks, self.decimal)
+        # Pandas tells which cell is no number; a cast of Arrow only says that one is none. Whole
+        # numbers above 2^53 round to their neighbours, which statistics do not mind.
+        values = pd.to_numeric(cells.to_pandas(), errors="coerce").to_numpy(np.float64)
+        wrong = ~np.isfinite(values) & cells.is_valid().to_numpy()
+        self.refuse(column, wrong, f"is not a number, or not finite. {_WAYS}")
         return values
 
     def dates(self, column: str, format: str | None = None) -> npt.NDArray[np.datetime64]:
@@ -111,21 +110,17 @@ class Frame:
 
         Raises:
             DataError: a cell is no such date.
+            ValueError: there is no such format.
         """
-        import pandas as pd
-
         cells = self.table[column]
         # Arrow keeps instants in UTC, so a zone falls away without a change.
         if pa.types.is_temporal(cells.type):
             return cells.cast(pa.timestamp("us"), safe=False).to_numpy()
         # Whole numbers such as 20260131 are texts to a format of strptime.
         texts = _without(cells.cast(pa.large_string()), self.marks).to_pandas()
-        try:
-            read = pd.to_datetime(texts, format=format or "ISO8601", errors="coerce", utc=True)
-        except ValueError as error:
-            raise ConfigError(Problem("dataset.date_format", f"{format!r}: {error}")) from error
-        wrong = f"is no date of the form {format or 'ISO 8601'} (dataset.date_format)"
-        self._check(column, (read.isna() & texts.notna()).to_numpy(), wrong)
+        read = pd.to_datetime(texts, format=format or "ISO8601", errors="coerce", utc=True)
+        wrong = f"is no date of the form {format or 'ISO 8601'} (dataset.date_format). {_WAYS}"
+        self.refuse(column, read.isna() & texts.notna(), wrong)
         return read.dt.tz_localize(None).to_numpy("datetime64[us]")
 
     def words(self, column: str) -> npt.NDArray[np.object_]:
@@ -135,28 +130,21 @@ class Frame:
 
     def texts(self, column: str) -> list[str]:
         """A column as texts, all of which are there; DataError if one is missing."""
-        words: list[Any] = self.words(column).tolist()
-        if None in words:
-            raise self.error(words.index(None), column, "is refused. Fill it in, or remove the row")
-        return words
+        words = self.words(column)
+        self.refuse(column, pd.isna(words), "is refused. Fill it in, or remove the row")
+        return words.tolist()
 
-    def plain(self, row: int) -> dict[str, Any]:
-        """The cells of a row as numbers, truth values or texts; None where one is missing."""
-        (cells,) = self.table.slice(row, 1).to_pylist()
-        known = (int, float, str, type(None))
-        return {
-            name: value if isinstance(value, known) else str(value) for name, value in cells.items()
-        }
-
-    def _check(self, column: str, wrong: npt.NDArray[np.bool_], reason: str) -> None:
-        if wrong.any():
-            ways = "Correct it; of dataset=table, see dataset.missing and dataset.categories"
-            raise self.error(int(wrong.argmax()), column, f"{reason}. {ways}")
+    def codes(self, column: str, names: Sequence[str]) -> IntArray:
+        """The number of each cell among `names`, int64[N]: -1 where it is none of them, and -2
+        where it is missing."""
+        numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
+        numbers[None] = -2
+        return np.array([numbers.get(word, -1) for word in self.words(column)], np.int64)
 
 
 def read_frame(
-    source: str | pd.DataFrame,
-    roles: Mapping[str, Sequence[str]],
+    source: str | os.PathLike[str] | pd.DataFrame,
+    roles: Mapping[str, str | Sequence[str] | None],
     columns: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     texts: Sequence[str] = (),
@@ -185,20 +173,21 @@ def read_frame(
 
     Raises:
         DataError: the table is missing, empty, damaged or in another encoding; a record has too few
-            or too many fields; a column of a frame has values of several kinds.
+            or too many fields; a named column has lists, bytes or the like.
         ConfigError: there is no such column or encoding.
+        pyarrow.ArrowException: a column of a frame has values of several kinds.
     """
     marks = MARKS if missing is None else [*map(str, missing)]
-    name = source if isinstance(source, str) else FRAME
+    name = FRAME if isinstance(source, pd.DataFrame) else os.fspath(source)
+    named = {key: [of] if isinstance(of, str) else of or () for key, of in roles.items()}
 
     def chosen(names: Sequence[str]) -> list[str]:
-        for key, named in roles.items():
-            for column in named:
-                if column not in names:
-                    # One column in all is the sign of another delimiter.
-                    hint = "; is dataset.delimiter another one?" if len(names) == 1 else ""
-                    reason = f"in {name!r} {no_column(column, names[:12])}{hint}"
-                    raise ConfigError(Problem(f"dataset.{key}", reason))
+        absent = [(key, of) for key, role in named.items() for of in role if of not in names]
+        for key, column in absent[:1]:
+            # One column in all is the sign of another delimiter.
+            hint = "; is dataset.delimiter another one?" if len(names) == 1 else ""
+            reason = f"in {name!r} {no_column(column, names[:12])}{hint}"
+            raise ConfigError(Problem(f"dataset.{key}", reason))
         return [of for of in names if of not in exclude and (columns is None or of in columns)]
 
     def read(path: str) -> tuple[pa.Table, bool]:
@@ -206,17 +195,12 @@ def read_frame(
         # Read in here: a file from an address may be gone from the cache afterwards.
         return opened.table(chosen(opened.schema.names)), opened.is_text
 
-    if not isinstance(source, str) and not hasattr(source, "columns"):
-        raise ConfigError(Problem("dataset.root", f"{source!r}; a table is one file: name it"))
-    if isinstance(source, str):
-        table, is_csv = (files or Files()).read(source, read)
-    else:
+    if isinstance(source, pd.DataFrame):
         whole, is_csv = source.set_axis([*map(str, source.columns)], axis=1), False
-        try:
-            # Only the columns that are wanted: others may hold anything.
-            table = pa.Table.from_pandas(whole[chosen([*whole])], preserve_index=False)
-        except (pa.ArrowException, OverflowError) as error:
-            raise DataError(f"{name}: {error}. Give that column one type, as texts.") from error
+        # Only the columns that are wanted: others may hold anything.
+        table = pa.Table.from_pandas(whole[chosen([*whole])], preserve_index=False)
+    else:
+        table, is_csv = (files or Files()).read(name, read)
     made = dict[str, Any]()
     for column in table.column_names:
         cells = table[column]
@@ -237,7 +221,7 @@ def read_frame(
             # A column that nothing names is no mistake: tables have pictures and lists beside
             # numbers.
             wrong = f"{name!r}, column {column!r} is {cells.type}, which is no number, text or date"
-            if any(column in named for named in roles.values()):
+            if any(column in role for role in named.values()):
                 raise DataError(f"{wrong}. Leave it out: dataset.exclude=[{column}].")
             _log.warning("%s: it is left out", wrong)
             continue
@@ -248,11 +232,10 @@ def read_frame(
 def check_roles(roles: Mapping[str, Sequence[str]]) -> None:
     """Raise ConfigError if a column is named by two keys of `dataset`."""
     keys = dict[str, str]()
-    for key, names in roles.items():
-        for name in names:
-            if keys.setdefault(name, key) != key:
-                reason = f"column {name!r} is also dataset.{keys[name]}"
-                raise ConfigError(Problem(f"dataset.{key}", reason))
+    for key, name in ((key, name) for key, names in roles.items() for name in names):
+        if keys.setdefault(name, key) != key:
+            reason = f"column {name!r} is also dataset.{keys[name]}"
+            raise ConfigError(Problem(f"dataset.{key}", reason))
 
 
 def _without(cells: pa.ChunkedArray, marks: Sequence[str]) -> pa.ChunkedArray:
@@ -284,8 +267,6 @@ def _typed(cells: pa.ChunkedArray, marks: Sequence[str], decimal: str) -> pa.Chu
 
 def _word(value: Any) -> str | None:
     """A category; whole numbers without a point, whatever their type."""
-    if value is None:
-        return None
     # A column of whole numbers with gaps is one of floats in many files.
-    is_whole = isinstance(value, (float, Decimal)) and value % 1 == 0
-    return str(int(value) if is_whole else value)
+    is_whole = isinstance(value, float) and value.is_integer()
+    return None if value is None else str(int(value) if is_whole else value)

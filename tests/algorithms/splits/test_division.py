@@ -142,7 +142,7 @@ def test_a_table_is_encoded_by_the_rows_that_train_in_the_fold(tmp_path):
             for place, row in enumerate(rows_of(part)):
                 mean, scale = np.mean(rows_of(train)), np.std(rows_of(train))
                 assert abs(float(part[place]["numbers"][0]) - (row - mean) / scale) < 1e-5
-        known = len(train.dataset.encoding.categories["kind"])
+        known = len(train.dataset.encoding["categories"]["kind"])
         assert known == (1 if 7 in rows_of(val) else 2)
 
 
