@@ -29,7 +29,7 @@ from pydantic.dataclasses import dataclass
 from penstock import seams
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import size_of
-from penstock.files.limits import DEFAULT, Count, Index, Limits, PositiveFloat
+from penstock.files.limits import Count, Index, PositiveFloat
 from penstock.files.locks import lock, lock_beside
 from penstock.files.paths import is_remote, local_path
 from penstock.terminal import watched
@@ -71,7 +71,6 @@ class Files:
         timeout: seconds after which a silent connection counts as broken.
         options: for the store: `endpoint_url`, `anon`, `profile` ... No credentials: these are
             found by the store's own means.
-        limits: `files` of a listing.
         concurrency: the most requests that a rank has open at once.
         ahead: bytes that are fetched before they are needed, as `cache_size`; 0 fetches nothing.
 
@@ -85,7 +84,6 @@ class Files:
     first_wait: NonNegativeFloat = 1.0
     timeout: PositiveFloat = 60.0
     options: Mapping[Annotated[str, AfterValidator(_public)], object] | None = None
-    limits: Limits = DEFAULT
     concurrency: Count = 128
     ahead: ByteSize = ByteSize(256 * 10**6)
 
@@ -114,8 +112,8 @@ class Files:
         The path is to be opened by the function: it may be gone afterwards.
         """
         if is_remote(address):
-            # The version is looked up first, so that the cache never gives another version's bytes.
-            return self.remote.file(self.remote.look(address), function)
+            result: T = self.remote.file(address, lambda path, _: function(path))
+            return result
         return function(str(local_file(address)))
 
 

@@ -181,6 +181,7 @@ GONE: dict[str, str] = {
     "find.command": "pipe the list through grep",
     "distributed.lanes": "leave it out; other ranks round weights differently (docs/resuming.md)",
     "collate.sort": "leave it out; pack_padded_sequence sorts by itself with enforce_sorted=False",
+    "limits.files": "nothing bounds the files of a listing",
     "limits.batch_bytes": "lower batch.size; limits.pixels and limits.record_bytes bound a sample",
     "--allow-endpoint": "leave it out; a configuration may name the servers of its data",
     "--allow-env": "leave it out; variables are read, but for those that are secrets by their name",

@@ -1,4 +1,4 @@
-"""How much one file, record or listing may claim before it is refused; the section `limits`.
+"""How much one file or record may claim before it is refused; the section `limits`.
 
 A few bytes can ask for any amount of memory: a header that claims 65,500 x 65,500 pixels, a label
 of 10^11. Readers compare with these limits before they allocate; more is a DataError.
@@ -37,8 +37,6 @@ class Limits(BaseModel):
         expansion: bytes out of a compressed stream for each byte in, after the first 64 MiB.
         classes: of a column of labels; of whole numbers, the largest + 1.
         columns: of one table.
-        files: in one listing of a folder or an address; also rows of a table or of labels in
-            memory.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -50,7 +48,6 @@ class Limits(BaseModel):
     expansion: PositiveFloat = 200.0
     classes: PositiveInt = 1_000_000
     columns: PositiveInt = 100_000
-    files: PositiveInt = 100_000_000
 
     def refusal(self, name: str, claim: object) -> str:
         """The end of a message about the limit `name`, from `claim`, a number with its unit."""

@@ -137,17 +137,20 @@ class BlockCache:
 
     def has(self, item: Object, block: int) -> bool:
         """Whether a block was kept; its content may prove to be torn."""
-        file = self._file(item)
-        return file is not None and file.has(block)
+        with suppress(OSError):
+            return self._file(item).has(block)
+        return False
 
     def read(self, item: Object, start: int, stop: int) -> bytes | None:
         """Bytes start .. stop-1 of an object; None if a block of them is missing or torn."""
-        file = self._file(item)
-        return None if file is None else file.read(start, stop)
+        with suppress(OSError):
+            return self._file(item).read(start, stop)
+        return None
 
     def missing(self, item: Object) -> list[int]:
-        """The blocks of an object that the cache lacks."""
-        blocks = item.blocks(0, item.size)
+        """The blocks of an object that the cache lacks; of an empty one the first, if it has no
+        file."""
+        blocks = item.blocks(0, item.size) or range(1)
         return [block for block in blocks if self.read(item, *item.bounds(block)) is None]
 
     def write(self, item: Object, block: int, content: bytes | memoryview) -> None:
@@ -156,20 +159,13 @@ class BlockCache:
         Raises:
             OSError: the disk is full, or the folder cannot be written.
         """
-        file = self._file(item, create=True)
-        assert file is not None
-        file.write(block, content)
+        self._file(item, create=True).write(block, content)
 
-    def _file(self, item: Object, create: bool = False) -> _CachedFile | None:
+    def _file(self, item: Object, create: bool = False) -> _CachedFile:
         # No lock, which a fork could copy locked: a thread that comes between opens it again.
         file = self._open.pop(item.entry, None)
         if file is None or file.is_deleted():
-            try:
-                file = _CachedFile(self.path(item), item.size, create)
-            except OSError:
-                if create:
-                    raise
-                return None
+            file = _CachedFile(self.path(item), item.size, create)
         self._open[item.entry] = file
         if len(self._open) > _OPEN:
             with suppress(RuntimeError, StopIteration):

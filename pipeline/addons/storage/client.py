@@ -21,7 +21,6 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -32,10 +31,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from penstock.addons.storage import index
 from penstock.addons.storage.blocks import BLOCK, BlockCache, Object
 from penstock.datasets.files import DataFile, Files, Root, walk
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.paths import is_remote, join
+from penstock.files.paths import join
 from penstock.terminal import progress
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from penstock.order.keys import IntArray
 
 T = TypeVar("T")
-INDEX = "penstock-files.index"  # of a folder of a web server; `index.py` writes it
-SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "http", "https")
 _WINDOW = 256  # blocks of a large file that are brought at once
 _log = logging.getLogger(__name__)
 
@@ -81,8 +79,6 @@ class Process(subprocess.Popen[bytes]):
 
 # The processes of this one by their options; several datasets share one.
 _processes: weakref.WeakValueDictionary[str, Process] = weakref.WeakValueDictionary()
-# By process, as a fork may copy one that is locked.
-_starting: dict[int, threading.Lock] = defaultdict(threading.Lock)
 
 
 class Client:
@@ -133,22 +129,20 @@ class Client:
 
     def _connect(self) -> Connection:
         """A connection of this thread."""
-        # One thread at a time, or two would start a process each.
-        with _starting[os.getpid()]:
-            # Mostly it runs; in a worker, its parent has started it.
-            with suppress(OSError):
-                return connect(self._path, "AF_UNIX")
-            process = _processes.get(self._options)
-            if process is not None and process.path == self._path:
+        # Mostly it runs; in a worker, its parent has started it.
+        with suppress(OSError):
+            return connect(self._path, "AF_UNIX")
+        # Of two threads that start one each, the last one's stays: the other finds it here later.
+        process = _processes.get(self._options)
+        if process is None or process.path == self._path:
+            if self._path:
                 _log.warning(
                     "the process that fetches files ended; another one is started, and no batch "
                     "depends on it"
                 )
-                process = None
-            if process is None:
-                process = _processes[self._options] = Process(self._options)
-            self.process, self._path = process, process.path
-            return connect(self._path, "AF_UNIX")
+            process = _processes[self._options] = Process(self._options)
+        self.process, self._path = process, process.path
+        return connect(self._path, "AF_UNIX")
 
     def _request(self, name: str, *arguments: Any) -> Any:
         """What a method of `Fetcher` gives, which is called again if the process has ended."""
@@ -192,15 +186,26 @@ class Client:
             for address, state in zip(addresses, states, strict=True)
         ]
 
-    def look(self, address: str) -> Object:
-        """A file; DataError if it is missing."""
-        (item,) = self.find([address])
-        if item is None:
+    def look(self, addresses: Sequence[str]) -> list[Object]:
+        """Files; DataError if one is missing."""
+        items = self.find(addresses)
+        if None in items:
             raise DataError(
-                f"{address!r} is missing in its store. Check the address; if it was removed, start "
-                "again."
+                f"{addresses[items.index(None)]!r} is missing in its store. Check the address; if "
+                "it was removed, start again."
             )
-        return item
+        return items  # type: ignore[return-value]
+
+    def data_file(self, name: str, address: str) -> DataFile:
+        """A file, for hashing its content; DataError if its store gives nothing to hash."""
+        (item,) = self.look([address])
+        if not item.version:
+            raise DataError(
+                f"{address!r}: its store gives neither a checksum nor a version, so a changed "
+                "content would not be noticed. Set data.fingerprint=sizes, or copy the data here "
+                "first."
+            )
+        return DataFile(name, address, f"{item.version} {item.size}")
 
     def listing(self, address: str) -> list[str]:
         """Names of all files below a folder, sorted; 300 bytes a file are kept of it.
@@ -216,9 +221,6 @@ class Client:
                     if folder.startswith("http")
                     else self._request("files", address)
                 )
-            if len(files) > self.files.limits.files:
-                refusal = self.files.limits.refusal("files", f"{len(files)} files")
-                raise DataError(f"{address!r} lists {refusal}")
             if not files:
                 raise DataError(
                     f"{address!r} is missing in its store, or holds no files. Check the address."
@@ -229,14 +231,12 @@ class Client:
 
     def _indexed(self, folder: str) -> list[tuple[str, int, str]]:
         """The files that the index of a web server's folder names."""
-        from penstock.addons.storage import index
-
-        (item,) = self.find([folder + INDEX])
+        (item,) = self.find([folder + index.INDEX])
         if item is None:
             raise DataError(
-                f"{folder!r} has no {INDEX}, and web servers do not say which files they have. "
-                "Write one before you upload the folder (python -m penstock.addons.storage.index "
-                "FOLDER), or name the files: NAME-{000..127}.tar"
+                f"{folder!r} has no {index.INDEX}, and web servers do not say which files they "
+                "have. Write one before you upload the folder (python -m "
+                "penstock.addons.storage.index FOLDER), or name the files: NAME-{000..127}.tar"
             )
         return index.parsed(bytes(self.read([(item, 0, item.size)])[0]), item.address)
 
@@ -259,11 +259,8 @@ class Client:
 
     def local(self, address: str) -> Path:
         """The path of a file in the cache, which all of it is brought into; as `Files.local`."""
-        item = self.look(address)
+        (item,) = self.look([address])
         path, missing = self.cache.path(item), self.cache.missing(item)
-        if not item.size:  # without blocks, which make the file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
         with progress(f"downloading {address.rpartition('/')[2]}", item.size, "bytes") as show:
             for first in range(0, len(missing), _WINDOW):
                 window = missing[first : first + _WINDOW]
@@ -276,17 +273,18 @@ class Client:
                 show((first + len(window)) * BLOCK)
         return path
 
-    def file(self, item: Object, function: Callable[[str], T]) -> T:
-        """`function(path)` for a path with the content of a file, gone afterwards if not cached."""
+    def file(self, address: str, function: Callable[[str, str], T]) -> T:
+        """`function(path, address)` for a path of this machine with the content of a file."""
+        (item,) = self.look([address])
         if item.size > _WINDOW * BLOCK:  # too large to hold in memory
-            return function(str(self.local(item.address)))
+            return function(str(self.local(address)), address)
         (content,) = self.read([(item, 0, item.size)])
-        if item.size and not self.cache.missing(item):
-            return function(str(self.cache.path(item)))
-        with tempfile.NamedTemporaryFile(suffix=Path(item.address).suffix) as file:
+        if not self.cache.missing(item):
+            return function(str(self.cache.path(item)), address)
+        with tempfile.NamedTemporaryFile(suffix=Path(address).suffix) as file:
             file.write(content)
             file.flush()
-            return function(file.name)
+            return function(file.name, address)
 
     def want(self, spans: Sequence[tuple[Object, int, int]]) -> float:
         """The spans are read soon: fetch them when nothing is waited for.
@@ -325,17 +323,13 @@ class Client:
 
 
 def check_address(address: str) -> str:
-    """The address, if there can be such a file.
+    """The address, which a run may keep.
 
     Raises:
-        ConfigError: it holds a password, which a run's files would keep, or its store is unknown.
+        ConfigError: it holds a password, which a run's files would keep.
     """
     if re.match(r"[^/]*//[^/@]*@", address):
         raise ConfigError("an address holds a user or a password; leave them out of it")
-    scheme = address.partition("://")[0].lower()
-    if is_remote(address) and scheme not in SCHEMES:
-        known = ", ".join(f"{name}://" for name in ("file", *SCHEMES))
-        raise ConfigError(Problem("", f"there is no store {scheme}://; allowed: {known}"))
     return address
 
 
@@ -352,8 +346,7 @@ class RemoteRoot(Root):
         return join(self._path, name)
 
     def read(self, name: str, function: Callable[[str, str], T]) -> T:
-        item = self.remote_files.look(self.path(name))
-        return self.remote_files.file(item, lambda path: function(path, item.address))
+        return self.remote_files.file(self.path(name), function)
 
     def want(self, names: Sequence[str]) -> float:
         items = self.remote_files.find([*map(self.path, names)])
@@ -381,14 +374,7 @@ class RemoteRoot(Root):
         return next((n for n, item in enumerate(self._items(names)) if item is None), None)
 
     def data_file(self, name: str) -> DataFile:
-        item = self.remote_files.look(self.path(name))
-        if not item.version:
-            raise DataError(
-                f"{item.address!r}: its store gives neither a checksum nor a version, so a changed "
-                "content would not be noticed. Set data.fingerprint=sizes, or copy the data here "
-                "first."
-            )
-        return DataFile(name, item.address, f"{item.version} {item.size}")
+        return self.remote_files.data_file(name, self.path(name))
 
     def _items(self, names: Sequence[str]) -> list[Object | None]:
         if not self._root.startswith("http"):

