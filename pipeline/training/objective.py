@@ -75,12 +75,14 @@ class Supervised:
         raise NotImplementedError
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """What the model gives, float32[B, ...]; of several outputs, the one called `logits`."""
+        """What the model gives, float32[B, ...]; of several outputs, `logits`, or `out` as
+        torchvision's segmentation calls it.
+        """
         # Of packed sequences the inputs have a row a token; the target always has one a sample.
         counted = isinstance(model, Constant) and self.target in batch
         given = [field(self, batch, name) for name in ([self.target] if counted else self.inputs)]
         made = model(*given)
-        made = getattr(made, "logits", made)
+        made = getattr(made, "logits", made.get("out", made) if isinstance(made, Mapping) else made)
         if not isinstance(made, Tensor):
             reason = f"gives {in_shape(made)}, and this objective takes one tensor; choose another"
             raise ConfigError(Problem("model", reason))

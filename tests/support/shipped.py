@@ -30,7 +30,7 @@ def only(key, *words, own=True):
     return problem.message
 
 
-CONF = Path(__file__).parents[3] / "conf"
+CONF = Path(__file__).parents[2] / "conf"
 
 
 FILES = [path for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name != "hydra"]

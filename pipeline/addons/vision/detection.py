@@ -1,20 +1,30 @@
-"""Boxes: the transform and the collate function that keep them whole, and the objective of
-detectors, which have the form of torchvision's.
+"""Boxes: the transform and the collate function that keep them whole, the objective of detectors,
+and a small detector that learns in a minute on a CPU.
+
+Detectors are called as torchvision's are: with images and targets in training, for losses by name;
+with images else, for boxes (float32[n, 4], corners in pixels), labels and scores of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchvision import tv_tensors
-from torchvision.transforms.v2 import functional as F
+from torchvision.ops import (
+    Conv2dNormActivation,
+    batched_nms,
+    clip_boxes_to_image,
+    sigmoid_focal_loss,
+)
+from torchvision.transforms.v2.functional import clamp_bounding_boxes, sanitize_bounding_boxes
 
-from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.collate import columns, plain, stack
-from penstock.training.adapter import Rendered
+from penstock.training.adapter import Rendered, require
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -22,6 +32,11 @@ if TYPE_CHECKING:
 OF_BOXES = ("labels", "crowd", "masks", "keypoints", "visibility")  # have a row for each box
 Sample = dict[str, Any]
 _SURE = 0.5  # the least score of a box that is drawn
+STRIDE = 4  # pixels between two cells of SmallDetector
+_CANDIDATES = 100  # of an image
+_OVERLAP = 0.5  # from which the less certain of two boxes is left out
+_LEAST = 0.01  # score of a box
+Target = dict[str, Tensor]
 
 
 class SanitizeBoxes:
@@ -48,19 +63,12 @@ class SanitizeBoxes:
         if name is None:
             return sample
         # Cut first: torchvision leaves out each box that reaches over the border.
-        boxes, kept = F.sanitize_bounding_boxes(
-            F.clamp_bounding_boxes(sample[name]), min_size=self.min_size, min_area=self.min_area
+        boxes, kept = sanitize_bounding_boxes(
+            clamp_bounding_boxes(sample[name]), min_size=self.min_size, min_area=self.min_area
         )
-        changed = {**sample, name: boxes}
-        for field in sample.keys() & {*self.fields}:
-            rows = sample[field]
-            if len(rows) != len(kept):
-                raise DataError(
-                    f"{field!r} has {len(rows)} rows for {len(kept)} boxes; name the "
-                    "fields with a row for each box in `fields` of SanitizeBoxes"
-                )
-            changed[field] = tv_tensors.wrap(plain(rows)[kept], like=rows)
-        return changed
+        fields = [field for field in self.fields if field in sample]
+        rows = {n: tv_tensors.wrap(plain(sample[n])[kept], like=sample[n]) for n in fields}
+        return {**sample, **rows, name: boxes}
 
 
 class ListSome:
@@ -120,13 +128,13 @@ class Detection:
                 for own in targets
             ]
         losses: Mapping[str, Tensor] = model(list(batch[self.inputs[0]]), targets)
-        if not isinstance(losses, Mapping):
-            reason = (
-                f"gives a {type(losses).__name__} for images and targets, not a mapping of "
-                "losses; objective=detection takes model=small_detector, torchvision_detector, or "
-                "one of your own that is called as they are"
-            )
-            raise ConfigError(Problem("model", reason))
+        require(
+            isinstance(losses, Mapping),
+            "model",
+            f"gives a {type(losses).__name__} for images and targets, not a mapping of losses; "
+            "objective=detection takes model=small_detector, torchvision_detector, or one of your "
+            "own that is called as they are",
+        )
         return losses
 
     def outputs(self, model: nn.Module, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
@@ -151,12 +159,12 @@ class Detection:
         """The truth, by image."""
         for key, name in self.fields.items():
             # Stacked boxes would mean that all images have the same number, by chance.
-            if not isinstance(batch.get(name), list):
-                reason = (
-                    f"{name!r} has to be a list of tensors, an image each; use collate=boxes. A "
-                    f"batch has {', '.join(batch)}"
-                )
-                raise ConfigError(Problem(f"objective.{key}", reason))
+            require(
+                isinstance(batch.get(name), list),
+                f"objective.{key}",
+                f"{name!r} has to be a list of tensors, an image each; use collate=boxes. A batch "
+                f"has {', '.join(batch)}",
+            )
         names = {"iscrowd": "crowd", "masks": "masks", "keypoints": "keypoints", **self.fields}
         there = {key: batch[name] for key, name in names.items() if name in batch}
         rows = [dict(zip(there, row, strict=True)) for row in zip(*there.values(), strict=True)]
@@ -183,26 +191,22 @@ class Detection:
         self, batch: Mapping[str, Any], outputs: list[dict[str, Tensor]] | None = None
     ) -> list[Rendered]:
         """True boxes, and those that are predicted with a score of 0.5 or more."""
+        truths = [
+            Rendered(boxes=own["boxes"], labels=self._names(own["labels"]))
+            for own in self.targets(batch)
+        ]
+        if outputs is None:
+            return truths
         drawn = []
-        for row, target in enumerate(self.targets(batch)):
-            names, boxes = self._names(target["labels"]), target["boxes"]
-            if outputs is None:
-                drawn.append(Rendered(", ".join(names), boxes=boxes, labels=names))
-                continue
-            sure = outputs[row]["scores"] >= _SURE
-            own = {name: values[sure] for name, values in outputs[row].items()}
-            scored = zip(self._names(own["labels"]), own["scores"].tolist(), strict=True)
-            guesses = [f"{name} {score:.2f}" for name, score in scored]
-            words = f"{len(guesses)} found, {len(names)} true"
+        for true, own in zip(truths, outputs, strict=True):
+            boxes, labels, scores = (
+                own[name][own["scores"] >= _SURE] for name in ("boxes", "labels", "scores")
+            )
+            named = zip(self._names(labels), scores.tolist(), strict=True)
+            guesses = [f"{name} {score:.2f}" for name, score in named]
+            words = f"{len(guesses)} found, {len(true.labels)} true"
             drawn.append(
-                Rendered(
-                    "",
-                    words,
-                    boxes=boxes,
-                    labels=names,
-                    predicted_boxes=own["boxes"],
-                    predicted_labels=guesses,
-                )
+                replace(true, predicted=words, predicted_boxes=boxes, predicted_labels=guesses)
             )
         return drawn
 
@@ -210,3 +214,94 @@ class Detection:
         """The names of classes; a detector with more of them than the data has none for some."""
         known = dict(enumerate(self.classes))
         return [known.get(label, str(label)) for label in labels.tolist()]
+
+
+class SmallDetector(nn.Module):
+    """An own network without anchors: each cell of 4 pixels says which class has its centre there,
+    and how far the box reaches from it (CenterNet's form: Zhou et al., "Objects as Points", 2019).
+
+    Images of a batch have one size.
+
+    Args:
+        num_classes: the background included; a fact of the dataset.
+        width: channels of the first convolution.
+    """
+
+    def __init__(self, num_classes: int, width: int = 24) -> None:
+        super().__init__()
+        wide, wider = 2 * width, 4 * width
+        self.stem = nn.Sequential(
+            Conv2dNormActivation(3, width, stride=2),
+            Conv2dNormActivation(width, wide, stride=2),
+            Conv2dNormActivation(wide, wide),
+            Conv2dNormActivation(wide, wide),
+        )
+        self.context = nn.Sequential(
+            Conv2dNormActivation(wide, wider, stride=2),
+            Conv2dNormActivation(wider, wider, dilation=2),
+            nn.Conv2d(wider, wide, 1),
+        )
+        hidden, last = nn.Conv2d(wide, wide, 3, 1, 1), nn.Conv2d(wide, num_classes - 1 + 4, 1)
+        # Few cells have a centre: scores that begin at 0.5 would cost the first hundred steps.
+        last.bias = nn.Parameter(torch.tensor([-4.0] * (num_classes - 1) + [0.0] * 4))
+        self.heads = nn.Sequential(hidden, nn.ReLU(), last)
+
+    def forward(self, images: list[Tensor], targets: list[Target] | None = None) -> Any:
+        batch = torch.stack(list(images))
+        # Images come in [0, 1]: torchvision's detectors, too, normalize by themselves.
+        fine = self.stem(batch - 0.5)
+        coarse = F.interpolate(self.context(fine), size=fine.shape[-2:], mode="nearest")
+        # In 32 bits, also under autocast: a focal loss sums thousands of small numbers.
+        maps = self.heads(fine + coarse).float()
+        logits, reach = maps[:, :-4], F.softplus(maps[:, -4:])  # in cells
+        if targets is not None and self.training:
+            return self._losses(logits, reach, targets)
+        height, width = batch.shape[-2:]
+        return [
+            self._boxes(own, far, (height, width)) for own, far in zip(logits, reach, strict=True)
+        ]
+
+    def _losses(self, logits: Tensor, reach: Tensor, targets: list[Target]) -> dict[str, Tensor]:
+        truth, weights = torch.zeros_like(logits), torch.ones_like(logits)
+        # With a zero in front, so that a batch without boxes has a loss, too.
+        distances = [logits.new_zeros(())]
+        rows, columns = logits.shape[-2:]
+        ys = torch.arange(rows, device=logits.device)[:, None] + 0.5
+        xs = torch.arange(columns, device=logits.device) + 0.5
+        for number, target in enumerate(targets):
+            boxes = target["boxes"].float() / STRIDE
+            for box, label in zip(boxes, target["labels"].tolist(), strict=True):
+                centre, side = (box[:2] + box[2:]) / 2, (box[2:] - box[:2]).clamp_min(1e-3)
+                column = int(centre[0].clamp(0, columns - 1))
+                row = int(centre[1].clamp(0, rows - 1))
+                near = ((xs - centre[0]) / side[0]) ** 2 + ((ys - centre[1]) / side[1]) ** 2
+                # Cells close to a centre are no mistakes; the closer, the less they count.
+                weights[number, label - 1] *= 1 - torch.exp(-near / (2 * 0.12**2))
+                truth[number, label - 1, row, column] = 1.0
+                # All cells in the middle of a box learn how far it reaches.
+                middle = near < 0.2**2
+                middle[row, column] = True
+                far = torch.broadcast_tensors(xs - box[0], ys - box[1], box[2] - xs, box[3] - ys)
+                gaps = (reach[number] - torch.stack(far).clamp_min(0)).abs()
+                distances.append((gaps[:, middle] / side.repeat(2)[:, None]).mean())
+        # A centre counts in full, also where it lies close to another one.
+        weights = torch.where(truth > 0, torch.ones_like(weights), weights)
+        focal = sigmoid_focal_loss(logits, truth, alpha=0.5, gamma=2.0)
+        count = max(len(distances) - 1, 1)
+        return {
+            "classes": 4 * (focal * weights).sum() / count,
+            "boxes": 4 * torch.stack(distances).sum() / count,
+        }
+
+    def _boxes(self, logits: Tensor, reach: Tensor, size: tuple[int, int]) -> Target:
+        scores = logits.sigmoid()
+        # A cell with a likelier neighbour is another view of the same object.
+        peaks = scores * (F.max_pool2d(scores, 3, 1, 1) == scores)
+        values, places = peaks.flatten().topk(min(_CANDIDATES, peaks.numel()))
+        labels, rows, columns = torch.unravel_index(places, peaks.shape)
+        at, far = torch.stack([columns, rows], 1) + 0.5, reach[:, rows, columns].T
+        corners = torch.cat([at - far[:, :2], at + far[:, 2:]], 1) * STRIDE
+        boxes = clip_boxes_to_image(corners, size)
+        kept = batched_nms(boxes, values, labels, _OVERLAP)
+        kept = kept[values[kept] > _LEAST]
+        return {"boxes": boxes[kept], "labels": labels[kept] + 1, "scores": values[kept]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision import models
 from torchvision.ops import Conv2dNormActivation
 
-from penstock.errors import ConfigError, DataError, Problem
+from penstock.errors import DataError
 from penstock.loading.batch import Batch
-from penstock.training.adapter import Rendered, field, in_shape
-from penstock.training.objective import Supervised
+from penstock.training.adapter import Rendered, field, in_shape, require
+from penstock.training.objective import Classification
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -29,7 +29,7 @@ def run_lengths(mask: Tensor) -> dict[str, list[int]]:
     return {"size": [*mask.shape], "counts": np.diff([0, *ends, mask.numel()]).tolist()}
 
 
-class Segmentation(Supervised):
+class Segmentation(Classification):
     """The model gives logits [B, C, H, W], targets are classes [B, H, W] in whole numbers.
 
     The loss of an image is the cross entropy of its pixels, on average; metrics get the likeliest
@@ -44,8 +44,6 @@ class Segmentation(Supervised):
         classes: their names, for metrics that have a value a class.
     """
 
-    baseline_name = "class frequencies"
-
     def __init__(
         self,
         metrics: Mapping[str, Metric],
@@ -57,9 +55,8 @@ class Segmentation(Supervised):
     ) -> None:
         # A loss a pixel, as each image is averaged over those of its pixels that count.
         criterion = nn.CrossEntropyLoss(ignore_index=ignored, reduction="none")
-        super().__init__(criterion, metrics, inputs, target)
-        self.num_classes, self.ignored = num_classes, ignored
-        self.names = list(classes) if classes else [str(number) for number in range(num_classes)]
+        super().__init__(criterion, metrics, inputs, target, num_classes, classes)
+        self.ignored = ignored
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         logits = super().outputs(model, batch)
@@ -71,12 +68,12 @@ class Segmentation(Supervised):
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         target = self.targets(batch)
         expected = (len(target), self.num_classes, *target.shape[1:])
-        if tuple(outputs.shape) != expected:
-            reason = (
-                f"gives {in_shape(outputs)} for masks {list(target.shape)} of {self.num_classes} "
-                f"classes; it has to give logits {list(expected)}, as model=small_unet does"
-            )
-            raise ConfigError(Problem("model", reason))
+        require(
+            tuple(outputs.shape) == expected,
+            "model",
+            f"gives {in_shape(outputs)} for masks {list(target.shape)} of {self.num_classes} "
+            f"classes; it has to give logits {list(expected)}, as model=small_unet does",
+        )
         # An image of ignored pixels alone has a loss of 0, and not 0 / 0.
         counted = (target != self.ignored).flatten(1).sum(1).clamp_min(1)
         return self.criterion(outputs, target).flatten(1).sum(1) / counted
@@ -85,13 +82,12 @@ class Segmentation(Supervised):
         """The likeliest class of each pixel, int64[B, H, W]."""
         return outputs.argmax(1)
 
-    def constant(self, batches: Iterable[Batch], monitor: str = "loss") -> Tensor:
+    def constant(self, batches: Iterable[Batch]) -> Tensor:
         """The logits of how frequent each class is among the pixels, float32[C]."""
         counts = torch.zeros(self.num_classes, dtype=torch.int64)
-        for batch in batches:
-            target = self.targets(batch)
-            counted = target[target != self.ignored]
-            counts += torch.bincount(counted, minlength=self.num_classes).cpu()
+        for target in map(self.targets, batches):
+            known = target[target != self.ignored]
+            counts += torch.bincount(known, minlength=self.num_classes).cpu()
         # Else a class without a pixel is -inf, and the loss inf where validation has it.
         return (counts / counts.sum().clamp_min(1)).clamp_min(1e-6).log()
 
@@ -100,7 +96,7 @@ class Segmentation(Supervised):
 
         Masks are of the image that the model saw.
         """
-        made = []
+        made = list[dict[str, Any]]()
         for pixels in outputs.argmax(1).cpu():
             masks = {name: pixels == number for number, name in enumerate(self.names)}
             shares = {f"share/{name}": mask.float().mean().item() for name, mask in masks.items()}
@@ -112,16 +108,14 @@ class Segmentation(Supervised):
         drawn = []
         for row, target in enumerate(self.targets(batch)):
             known = target != self.ignored
-            present = target[known].unique().tolist()
             # The background is in nearly all images: it is named where nothing else is.
-            truth = ", ".join(self.names[value] for value in present if value) or self.names[0]
-            mask = target.where(known, -1)
-            if outputs is None:
-                drawn.append(Rendered(truth, mask=mask))
-                continue
-            guess = outputs[row].argmax(0)
-            right = float((guess == target)[known].double().mean()) if known.any() else 1.0
-            drawn.append(Rendered(truth, f"accuracy {right:.3f}", mask=mask, predicted_mask=guess))
+            names = [self.names[value] for value in target[known].unique().tolist() if value]
+            shown = Rendered(", ".join(names or self.names[:1]), mask=target.where(known, -1))
+            if outputs is not None:
+                guess = outputs[row].argmax(0)
+                words = f"accuracy {(guess == target)[known].double().mean():.3f}"
+                shown = replace(shown, predicted=words, predicted_mask=guess)
+            drawn.append(shown)
         return drawn
 
     def targets(self, batch: Batch) -> Tensor:
@@ -129,8 +123,7 @@ class Segmentation(Supervised):
         target = field(self, batch, self.target)
         target = target.squeeze(1) if target.ndim == 4 else target
         if target.ndim != 3 or target.is_floating_point():
-            reason = f"{self.target!r} is {in_shape(target)}; masks are whole numbers [B, H, W]"
-            raise ConfigError(Problem("objective.target", reason))
+            raise self._unfit(target, "masks are whole numbers [B, H, W]")
         target = target.long()
         if target.device.type == "cpu":  # on a GPU the look would wait for it in every step
             wrong = target[(target != self.ignored) & ((target < 0) | (target >= self.num_classes))]
@@ -140,34 +133,6 @@ class Segmentation(Supervised):
                     f"and objective.ignored={self.ignored}"
                 )
         return target
-
-
-class TorchvisionSegmenter(nn.Module):
-    """A network of torchvision's with random weights, or its backbone's own: logits [B, C, H, W].
-
-    Args:
-        num_outputs: the number of classes, the background included; a fact of the dataset.
-        name: of `torchvision.models.segmentation`, such as lraspp_mobilenet_v3_large.
-        weights_backbone: null, or the name of weights, which are downloaded.
-
-    Raises:
-        ValueError: there is no such network.
-    """
-
-    def __init__(
-        self,
-        num_outputs: int,
-        name: str = "lraspp_mobilenet_v3_large",
-        weights_backbone: str | None = None,
-    ) -> None:
-        super().__init__()
-        self.segmenter = models.get_model(
-            name, weights=None, weights_backbone=weights_backbone, num_classes=num_outputs
-        )
-
-    def forward(self, image: Tensor) -> Tensor:
-        logits: Tensor = self.segmenter(image)["out"]
-        return logits
 
 
 class SmallUNet(nn.Module):

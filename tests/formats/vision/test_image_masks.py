@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from penstock import build_train_loader, compose
-from penstock.addons.vision.image_masks import ImageMasks
+from penstock.addons.vision.annotated_images import ImageMasks
 from penstock.errors import ConfigError, DataError
 from tests.support.program import run
 
@@ -54,7 +54,7 @@ def test_divided_folders_and_suffixes(tmp_path):
         (Image.fromarray(NUMBERS), NAMES[:2], "has numbers such as 2"),
         (Image.new("RGB", (4, 2), (1, 2, 3)), COLORS, r"has colours such as \[1, 2, 3\]"),
         (Image.new("RGB", (4, 2)), NAMES, "has the colours of mode RGB"),
-        (Image.new("L", (5, 2)), NAMES, "has 5 x 2 pixels, and its image 4 x 2"),
+        (Image.new("L", (5, 2)), NAMES, "has 4 x 2 pixels, and 5 x 2 in its mask"),
     ],
 )
 def test_masks_that_do_not_fit_are_refused(tmp_path, mask, classes, said):
@@ -72,7 +72,7 @@ def test_damaged_and_missing_masks_are_refused(tmp_path):
     path.unlink()
     with pytest.raises(DataError, match=r"1 of 1 images have no mask, the first .*masks/a\."):
         ImageMasks(root, NAMES)
-    with pytest.raises(DataError, match=r"dataset.masks: .*labels' is missing"):
+    with pytest.raises(DataError, match=r"have no mask, the first .*labels/a\..*dataset\.masks"):
         ImageMasks(root, NAMES, masks="labels")
 
 
@@ -97,7 +97,9 @@ def test_masks_of_pictures_that_exif_turns(tmp_path):
     exif[0x0112] = 6
     root = written(tmp_path, Image.fromarray(NUMBERS))
     Image.new("RGB", (4, 2)).save(tmp_path / "images/a.jpg", exif=exif)
-    with pytest.raises(DataError, match=r"a\.png' has 4 x 2 .* dataset.orientation=ignore"):
+    with pytest.raises(
+        DataError, match=r"4 x 2 in its mask .*a\.png'.* dataset.orientation=ignore"
+    ):
         ImageMasks(root, NAMES, val_fraction=0.0)[0]
     data = ImageMasks(root, NAMES, val_fraction=0.0, orientation="ignore")
     assert data[0]["image"].shape == (3, 2, 4)

@@ -1,10 +1,13 @@
-"""Images and COCO's JSON: boxes, and where wanted masks and keypoints.
+"""Images with what people drew on them: boxes of COCO's JSON, or a class for every pixel.
 
-    root/annotations.json        one file, divided by `val_fraction`; or with `val_annotations` two
-    root/images/000001.jpg
+    root/annotations.json        `Coco`: one file, divided by `val_fraction`; or two, with
+    root/images/000001.jpg       `val_annotations`
 
-Needs faster-coco-eval. Cost: one read of the JSON; 40 bytes of memory an object, and its outline
-where masks are read.
+    root/images/a.jpg            `ImageMasks`: divided by `val_fraction`, or already, when both
+    root/masks/a.png             folders have "train" and "val"
+
+Cost: one read of the JSON, or one walk over both folders, no image opened; 40 bytes of memory an
+object, and its outline where masks are read (by faster-coco-eval).
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -22,11 +26,11 @@ from urllib.parse import unquote
 import numpy as np
 import numpy.typing as npt
 import torch
-from faster_coco_eval.core import mask as coco_mask
 from pydantic import Field, FiniteFloat, PositiveInt, TypeAdapter, ValidationError
 from torchvision import tv_tensors
 
-from penstock.datasets.files import Files, Root, open_root
+from penstock.datasets.files import Files, Root, open_root, with_endings
+from penstock.datasets.image_folder import EXTENSIONS
 from penstock.datasets.reading.base import (
     FolderDataset,
     Part,
@@ -36,17 +40,50 @@ from penstock.datasets.reading.base import (
     split_rows,
     table,
 )
-from penstock.datasets.reading.image import Orientation, Reader, check_reader, read_image
+from penstock.datasets.reading.image import (
+    Orientation,
+    Reader,
+    check_reader,
+    encoded_image,
+    loaded,
+    opened_image,
+    read_image,
+)
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.order.keys import IntArray
+from penstock.training.adapter import require
 
 _log = logging.getLogger(__name__)
 _ROUNDED = 1.0  # pixels that a tool's rounding may lead out of an image
+_MASKS = (".png", ".bmp", ".gif", ".tif", ".tiff")  # which lose nothing; a JPEG changes numbers
+_LOOKED_AT = 100  # masks of training, where a class is in none: half a second
 Side = Annotated[FiniteFloat, Field(ge=0)]
+Byte = Annotated[int, Field(ge=0, le=255)]
+Color = Annotated[Sequence[Byte], Field(min_length=3, max_length=3)]  # red, green, blue
+Names = Annotated[Sequence[str], Field(min_length=1, max_length=255)]
+Mask = npt.NDArray[np.uint8]
 
 
-class Coco(FolderDataset):
+class AnnotatedImages(FolderDataset):
+    """Images and the places in them that are known, which have to be of the same pixels."""
+
+    reader: str
+
+    def _image(self, index: int, size: tuple[int, ...], where: str) -> tv_tensors.Image:
+        image = self._read(
+            index, lambda path, shown: read_image(path, self.reader, shown, self.limits)
+        )
+        if tuple(image.shape[-2:]) != size:
+            raise DataError(
+                f"image {self.path(index)!r} has {image.shape[-1]} x {image.shape[-2]} pixels, and "
+                f"{size[1]} x {size[0]} in {where}. Correct either; if EXIF turns one, set "
+                "dataset.orientation=ignore (pixels as they are stored) or apply."
+            )
+        return image
+
+
+class Coco(AnnotatedImages):
     """One sample: `image` and a row for each object in it.
 
         boxes         BoundingBoxes float32[n, 4], x and y of two corners, cut at the border
@@ -133,17 +170,9 @@ class Coco(FolderDataset):
         self.names, self.rows, self._file = names[rows], rows, own
 
     def __getitem__(self, index: int) -> Sample:
-        image = self._read(
-            index, lambda path, shown: read_image(path, self.reader, shown, self.limits)
-        )
         own, row = self._file, int(self.rows[index])
         width, height = own.sizes[row].tolist()
-        if tuple(image.shape[-2:]) != (height, width):
-            raise DataError(
-                f"image {self.path(index)!r} has {image.shape[-1]} x {image.shape[-2]} pixels, and "
-                f"{width} x {height} in its annotations. Correct either; if EXIF turns it, set "
-                "dataset.orientation=ignore (pixels as they are stored) or apply."
-            )
+        image = self._image(index, (height, width), "its annotations")
         objects = np.arange(own.starts[row], own.starts[row + 1])
         # torchvision's detectors refuse boxes without width or height.
         objects = objects[(own.boxes[objects, 2:] > own.boxes[objects, :2]).all(1)]
@@ -165,25 +194,25 @@ class Coco(FolderDataset):
             sample["visibility"] = points[..., 2].long()
         return sample
 
-    def _mask(self, index: int, outline: Any, height: int, width: int) -> npt.NDArray[np.uint8]:
+    def _mask(self, index: int, outline: Any, height: int, width: int) -> Mask:
         """The pixels of polygons, or of runs of pixels by columns (RLE): uint8[H, W], 0 or 1."""
+        from faster_coco_eval.core import mask as coco  # which boxes do without
+
         try:
-            runs = outline
             if isinstance(outline, list):
                 polygons = outline if isinstance(outline[0], list) else [outline]
                 # COCO's tools fill what a line runs along, so none may be longer than the image.
-                ends = [[width, height] * (len(polygon) // 2) for polygon in polygons]
-                flat = [np.clip(p, 0, end).tolist() for p, end in zip(polygons, ends, strict=True)]
+                flat = [np.clip(p, 0, [width, height] * (len(p) // 2)).tolist() for p in polygons]
                 # As runs, so that many polygons of a large image cost its pixels once.
-                runs = coco_mask.merge(coco_mask.frPyObjects(flat, height, width))
-            elif isinstance(outline["counts"], list):
-                runs = coco_mask.frPyObjects(outline, height, width)
-            mask: npt.NDArray[np.uint8] = coco_mask.decode(runs).reshape(height, width)
+                runs = coco.merge(coco.frPyObjects(flat, height, width))
+            else:
+                packed = isinstance(outline["counts"], str)
+                runs = outline if packed else coco.frPyObjects(outline, height, width)
+            return coco.decode(runs).reshape(height, width)
         except Exception as error:  # COCO's tools raise any, for what is no outline
             raise DataError(
                 f"{self.path(index)!r}: a segmentation is {str(outline)[:60]}: {error}"
             ) from error
-        return mask
 
     @property
     def metadata(self) -> Table:
@@ -265,18 +294,20 @@ class _CocoFile:
             # Some tools of Windows write a byte order mark.
             text = root.read(name, lambda path, _: Path(path).read_text("utf-8-sig"))
             content = TypeAdapter(Content).validate_json(text)
-        except ValidationError as error:
-            # All of them at once: a person exports a file anew, and not once for each mistake.
-            wrong = [
-                f"{_place(own['loc'])}: {own['msg']}, not {own['input']!r:.60}"
-                for own in error.errors()
-            ]
-            some = "; ".join(wrong[:10])
-            reason = f"is no JSON of COCO's: {len(wrong)} records are wrong: {some}"
-            raise DataError(f"{self._shown!r} {reason}. Correct it.") from error
         except (OSError, ValueError) as error:
-            hint = "Put it there or set dataset.annotations."
-            raise DataError(f"{self._shown!r} cannot be read: {error}. {hint}") from error
+            # All of them at once: a person exports a file anew, and not once for each mistake.
+            wrong = (
+                [
+                    f"{'.'.join(map(str, own['loc']))}: {own['msg']}, not {own['input']!r:.60}"
+                    for own in error.errors()
+                ]
+                if isinstance(error, ValidationError)
+                else [str(error)]
+            )
+            raise DataError(
+                f"{self._shown!r} is no JSON of COCO's: {len(wrong)} records are wrong: "
+                f"{'; '.join(wrong[:10])}. Correct it, or set dataset.annotations."
+            ) from error
         images, categories, objects = content.images, content.categories, content.annotations
         # In the order of ids, as COCO's own tools number classes.
         categories.sort(key=lambda own: own.id)
@@ -284,11 +315,9 @@ class _CocoFile:
         self.categories = [own.name for own in categories]
         rows = {own.id: row for row, own in enumerate(images)}
         kinds = {own.id: kind for kind, own in enumerate(categories)}
-        for part, ids, names in (
-            ("images", rows, self.names),
-            ("categories", kinds, self.categories),
-        ):
+        for ids, names in ((rows, self.names), (kinds, self.categories)):
             if not len(ids) == len({*names}) == len(names):
+                part = "images" if names is self.names else "categories"
                 raise DataError(f"{self._shown!r}, {part}: an id or a name occurs twice.")
         self.sizes: IntArray = np.array([[own.width, own.height] for own in images], np.int64)
         count = max((len(own.keypoints or ()) for own in categories), default=0) * keypoints
@@ -329,13 +358,15 @@ class _CocoFile:
         self.keypoints = np.array(padded, np.float32).reshape(len(objects), count, 3)[order]
         self.outlines = [objects[number].segmentation for number in order] if masks else []
         # COCO's person is its own supercategory, and a class.
-        parents = {own.supercategory for own in categories if own.supercategory != own.name}
-        parents -= {own.name for own in categories if own.supercategory == own.name}
+        parents = {own.supercategory for own in categories} - {
+            own.name for own in categories if own.supercategory == own.name
+        }
         used = {self.categories[kind] for kind in of_kinds.tolist()}
         self.classes = [own for own in self.categories if own in used or own not in parents]
-        flat = (self.boxes[:, 2:] <= self.boxes[:, :2]).any(1).sum()
         counts = {
-            f"of {len(objects)} objects have a box without width or height and are left out": flat,
+            f"of {len(objects)} objects have a box without width or height and are left out": (
+                (self.boxes[:, 2:] <= self.boxes[:, :2]).any(1).sum()
+            ),
             f"of {len(objects)} objects have a box that is cut at the border of its image": (
                 (np.abs(boxes - cut) > _ROUNDED).any(1).sum()
             ),
@@ -357,21 +388,191 @@ class _CocoFile:
         ]
         lacking = [name for name, file in zip(self.names, found, strict=True) if not file]
         if lacking or len({*found}) < len(found):
-            which = f"{len(lacking)} of {len(found)} images are missing, the first {lacking[:1]}"
             raise DataError(
-                f"{self._shown!r}: {which if lacking else 'two images are one file'} in "
-                f"{str(images)!r}. Put them there, or set dataset.images to their folder."
+                f"{self._shown!r}: {len(lacking)} of {len(found)} images are missing in "
+                f"{str(images)!r}, the first {lacking[:1]}, or two are one file. Put them there, "
+                "or set dataset.images to their folder."
             )
         changed = sum(name != file for name, file in zip(self.names, found, strict=True))
         self.notes.append(f"{changed} of {len(found)} files are found by their base name")
         self.names = found
 
 
-def _place(parts: Sequence[int | str]) -> str:
-    """Where a value stands in a JSON: annotations[3].bbox[2]."""
-    return "".join(f"[{own}]" if isinstance(own, int) else f".{own}" for own in parts)[1:]
-
-
 def _base(name: str) -> str:
     """The last part of a path of any system, or of an address as Label Studio writes it."""
     return re.split(r"[/\\=]", normalize("NFC", name))[-1]
+
+
+class ImageMasks(AnnotatedImages):
+    """One sample: `image` (uint8 [3, H, W]) and `mask` (Mask uint8[H, W], a class each pixel).
+
+    Args:
+        root: folder of the data; a path or an address.
+        split: "train", "val" or "test".
+        classes: their names, in the order of their numbers from 0; or a mapping of names to
+            colours, [red, green, blue], for masks of colours.
+        images, masks: folders of the images and of the masks, relative to `root`; an image and
+            its mask have the same name up to the ending.
+        ignored: the number in masks of pixels that nobody has said anything of.
+        ignored_color: their colour, for masks of colours; null: every colour is a class's.
+        suffix: what the names of masks have more, before the ending: "_mask" for a_mask.png.
+        reader: "torchvision", "pillow" or "skimage", of the images; Pillow reads masks.
+        val_fraction, split_seed: share of the images that validate, and the seed of the split;
+            without effect where both folders have "train" and "val" (and "test").
+        files: access to addresses.
+        limits: what a file and an image may claim.
+        test_fraction: share of the images to keep for a test.
+        orientation: "apply" (also null) turns images and masks as their own EXIF says; "ignore"
+            takes both as they are stored.
+
+    Raises:
+        DataError: a folder or a mask is missing. A mask of another size, or with a number or colour
+            that is no class's, is refused when it is read.
+        ConfigError: classes or another argument are invalid.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("path", "mask")
+
+    def __init__(
+        self,
+        root: str,
+        classes: Names | Mapping[str, Color],
+        split: Split = "train",
+        images: str = "images",
+        masks: str = "masks",
+        ignored: Byte = 255,
+        ignored_color: Color | None = None,
+        suffix: str = "",
+        reader: Reader = "torchvision",
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
+        files: Files | None = None,
+        limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
+        orientation: Orientation | None = None,
+    ) -> None:
+        self.reader, self._turns = check_reader(reader, orientation), orientation != "ignore"
+        self.limits, self.ignored, self.classes = limits, ignored, [*map(str, classes)]
+        # Pixels of that class would be left out of the loss without a word.
+        reason = f"{ignored} is a class's number; allowed: {len(classes)} to 255"
+        require(ignored >= len(classes), "dataset.ignored", reason)
+        self._colors: dict[int, int] | None = None
+        if isinstance(classes, Mapping):
+            extra = [] if ignored_color is None else [(ignored, ignored_color)]
+            pairs = [*enumerate(classes.values()), *extra]
+            # As one number a colour, which NumPy finds faster than three.
+            self._colors = {red << 16 | green << 8 | blue: n for n, (red, green, blue) in pairs}
+            distinct = len(self._colors) == len(pairs)
+            require(distinct, "dataset.classes", "a colour occurs twice")
+        root_folder = open_root(root, f"folders {images!r} and {masks!r}", files)
+        self.folder, self._masks = root_folder.below(images), root_folder.below(masks)
+        # Who has divided the folders has decided: a share of them would mix both again.
+        divided = all(self.folder.below(name).exists() for name in ("train", "val"))
+        if divided:
+            self.folder, self._masks = self.folder.below(split), self._masks.below(split)
+        warns = divided or split == "train"  # of two splits of a folder, one
+        found = with_endings(self.folder.files(), EXTENSIONS, str(self.folder) if warns else None)
+        others = with_endings(self._masks.files(), _MASKS, str(self._masks) if warns else None)
+        by_stem = {name.rpartition(".")[0]: name for name in others}
+        stems = [name.rpartition(".")[0] + suffix for name in found]
+        lacking = [stem for stem in stems if stem not in by_stem]
+        if lacking or not found:
+            raise DataError(
+                f"{str(self.folder)!r}: {len(lacking)} of {len(found)} images have no mask, the "
+                f"first {self._masks.path((lacking or [''])[0])}. Images end in "
+                f"{', '.join(EXTENSIONS)}, and masks in {', '.join(_MASKS)}. Put them there, or "
+                "set dataset.images and dataset.masks to their folders; dataset.suffix is what "
+                "names of masks have more than names of images."
+            )
+        self.names = np.array([os.fsencode(name) for name in found])
+        self._mask_names = np.array([os.fsencode(by_stem[stem]) for stem in stems])
+        if not divided:
+            rows = split_rows(self.names, split, val_fraction, split_seed, None, test_fraction)
+            self.names, self._mask_names = self.names[rows], self._mask_names[rows]
+        if split == "train":
+            self._warn_of_absent()
+
+    def _warn_of_absent(self) -> None:
+        """Look before training whether each class has a pixel, and warn of those without."""
+        counts = np.zeros(256, np.int64)
+        # Evenly spaced, as masks of one scene often stand together.
+        for name in self._mask_names[:: -(-len(self._mask_names) // _LOOKED_AT) or 1].tolist():
+            with suppress(DataError):  # reading it says so, or leaves it out
+                counts += np.bincount(
+                    self._masks.read(os.fsdecode(name), self._mask).ravel(), minlength=256
+                )
+            if counts[: len(self.classes)].all():
+                return
+        absent = [name for name, count in zip(self.classes, counts, strict=False) if not count]
+        # Most tools write masks of one thing as 0 and 255, of which 255 would be ignored.
+        names = ", ".join(
+            f"{name}: [{n},{n},{n}]" for name, n in zip(self.classes, (0, 255), strict=False)
+        )
+        _log.warning(
+            "%s: in the masks of training that were looked at, no pixel is of the classes %s, and "
+            "%.0f%% of the pixels have the ignored number %d. No run can learn them. For masks of "
+            '0 and 255 set "dataset.classes={%s}".',
+            *(self._masks, ", ".join(absent[:10])),
+            *(100 * counts[self.ignored] / max(counts.sum(), 1), self.ignored, names),
+        )
+
+    def __getitem__(self, index: int) -> Sample:
+        name = os.fsdecode(self._mask_names[index])
+        mask = self._masks.read(name, self._mask)
+        image = self._image(index, mask.shape, f"its mask {self._masks.path(name)!r}")
+        return {"image": image, "mask": tv_tensors.Mask(torch.from_numpy(mask))}
+
+    @property
+    def metadata(self) -> Table:
+        """A row per sample: the paths of the image and of its mask."""
+        masks = [self._masks.path(os.fsdecode(name)) for name in self._mask_names.tolist()]
+        return table({"path": self._paths(), "mask": masks})
+
+    def _want(self, indices: npt.NDArray[np.int64]) -> float:
+        masks = map(os.fsdecode, self._mask_names[indices].tolist())
+        return super()._want(indices) + self._masks.want([*masks])
+
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The reader, the classes, and names and file sizes of this split's images and masks."""
+        masks = [os.fsdecode(name) for name in self._mask_names.tolist()]
+        numbers = "numbers" if self._colors is None else repr(sorted(self._colors.items()))
+        parts: list[Part] = ["image_masks", self.reader, self.ignored, *self.classes, numbers]
+        parts += [*self._file_parts(sized), *masks]
+        return [*parts, self._masks.sizes(masks)] if sized else parts
+
+    def _mask(self, path: str, shown: str) -> Mask:
+        """The classes of the pixels of a file: uint8[H, W]."""
+        content = encoded_image(path, "pillow", shown, self.limits).content
+        try:
+            with opened_image(content, shown, self.limits) as image:
+                # Asked before the pixels are loaded: Pillow counts pages by reading on in the file.
+                pages = getattr(image, "n_frames", 1)
+                picture = loaded(image, self._turns)
+                stored = np.array(picture if self._colors is None else picture.convert("RGB"))
+        except (MemoryError, DataError):
+            raise
+        except Exception as error:  # decoders raise any error for a damaged file
+            wrong = f"is no image, truncated or damaged ({error}). Replace it or remove it"
+            raise DataError(f"mask {shown!r} {wrong} from the data.") from error
+        if pages > 1 or stored.dtype.kind == "f" or (stored.ndim > 2 and self._colors is None):
+            raise DataError(
+                f"mask {shown!r} has the colours of mode {picture.mode}, or several pages, and "
+                "not one of numbers; for colours write dataset.classes as a mapping of names "
+                "to colours"
+            )
+        if self._colors is None:
+            mask, known = stored, (stored >= 0) & (stored < len(self.classes))
+            known |= stored == self.ignored
+        else:
+            # In 64 bits: shifted, a red of 255 does not fit into its byte.
+            codes = stored.astype(np.int64) @ [1 << 16, 1 << 8, 1]
+            colors, numbers = np.array(sorted(self._colors.items())).T
+            places = np.searchsorted(colors, codes).clip(max=len(colors) - 1)
+            mask, known = numbers[places], colors[places] == codes
+        if not known.all():
+            raise DataError(
+                f"mask {shown!r} has {'numbers' if self._colors is None else 'colours'} such as "
+                f"{stored[~known][0].tolist()}, which is none of {len(self.classes)} classes "
+                "(dataset.classes), nor ignored. Correct it or remove it from the data."
+            )
+        return mask.astype(np.uint8, copy=False)
