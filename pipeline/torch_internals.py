@@ -5,6 +5,7 @@
     numpy_seed                      (seed, worker) -> what torch's workers seed numpy with
     shared_storage, share_by        CPU memory that other processes can map; who makes it
     scale                           multiplies tensors by a number in place, in one call
+    run_backward                    the backward pass itself, without what torch checks before
     tree_map_only, tree_leaves      go through the tensors in anything nested
 
 Tested with torch 2.15. With a torch that lacks one of them, importing this file says which.
@@ -28,6 +29,7 @@ try:
     WorkerInfo = _worker.WorkerInfo
     numpy_seed: Any = _worker._generate_state
     scale: Any = torch._foreach_mul_
+    run_backward: Any = torch.autograd.graph._engine_run_backward
     _new_shared: Any = torch.UntypedStorage._new_shared
 except (ImportError, AttributeError) as error:
     raise ImportError(
@@ -39,8 +41,7 @@ except (ImportError, AttributeError) as error:
 @contextmanager
 def worker_info(info: Any) -> Iterator[None]:
     """Let `get_worker_info()` answer `info` in this process; None means no worker."""
-    kept = _worker._worker_info
-    _worker._worker_info = info
+    kept, _worker._worker_info = _worker._worker_info, info
     try:
         yield
     finally:

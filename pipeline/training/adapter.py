@@ -182,13 +182,14 @@ class Objective:
         return sum(others, start=total)
 
     def _of_each(self, what: str, loss: Any, count: int) -> Tensor:
-        is_tensor = isinstance(loss, Tensor)
-        require(is_tensor, "objective", f"{what} gives a {type(loss).__name__}, not a tensor")
+        if not isinstance(loss, Tensor):
+            name = type(loss).__name__
+            raise ConfigError(Problem("objective", f"{what} gives a {name}, not a tensor"))
         self._of_batch = loss.ndim == 0
         each = loss.float().expand(count) if self._of_batch else loss.float()
         if not count:  # no loss counts, but the graph does: other ranks wait for its gradients
             return each[:0]
-        if each.ndim > 1 or (len(each) != count and not self._has("by_sample")):
+        if each.ndim > 1 or (each.numel() != count and not self._has("by_sample")):
             wanted = f"for {count} samples; a loss is one number a sample, or one for all of them"
             raise ConfigError(Problem("objective", f"{what} gives {in_shape(loss)} {wanted}"))
         return each

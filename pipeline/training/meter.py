@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +23,9 @@ from penstock.errors import PenstockError
 from penstock.loading.batch import Batch, hash_of_rows, row_hashes
 from penstock.order.address import Address
 from penstock.order.keys import hash64_each, hash64_last
+from penstock.order.plan import Request
+
+_SUMS = ("total", "samples", "losses", "window_total", "window_losses")
 
 
 class NonFiniteLossError(PenstockError):
@@ -34,8 +36,7 @@ class NonFiniteLossError(PenstockError):
         self.epoch, self.step = epoch, step
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """The results of one global batch."""
 
     epoch: int
@@ -60,11 +61,8 @@ class Meter:
 
     def __init__(self, group: Group, state: Mapping[str, float] | None = None) -> None:
         self._group = group
-        self._pending: list[tuple[Batch, Tensor, int, Mapping[str, Tensor]]] = []
-        self.sums: dict[str, float] = {
-            **dict.fromkeys(("total", "samples", "losses", "window_total", "window_losses"), 0),
-            **(state or {}),
-        }
+        self._pending: list[tuple[Request, Tensor, int, Mapping[str, Tensor], Any, Any]] = []
+        self.sums: dict[str, float] = {**dict.fromkeys(_SUMS, 0), **(state or {})}
 
     def add(
         self, batch: Batch, losses: Tensor, named: Mapping[str, Tensor] = MappingProxyType({})
@@ -76,11 +74,14 @@ class Meter:
             named: sums of the parts of the losses, as `Objective.named`.
         """
         # Without the fields, which would keep the epoch's data in memory.
-        self._pending.append((batch.replace({}), losses.sum(), len(losses), named))
+        rows = None if batch.hashes is None else row_hashes(batch)
+        self._pending.append(
+            (batch.request, losses.sum(), losses.numel(), named, rows, batch.left_out)
+        )
 
     def drop_from(self, address: Address) -> None:
         """Forget batches from that address on: they will be trained on again."""
-        self._pending = [one for one in self._pending if one[0].request.address < address]
+        self._pending = [entry for entry in self._pending if entry[0].address < address]
 
     def read(self) -> list[Step]:
         """The batches added since the last read, summed over the ranks; waits for the device.
@@ -88,50 +89,35 @@ class Meter:
         Raises:
             NonFiniteLossError: on all ranks, for the first batch with such a loss.
         """
-        if not self._pending:
+        pending, self._pending = self._pending, []
+        if not pending:
             return []
+        requests, losses, *others = zip(*pending, strict=True)
         # One transfer for all batches, as each one waits for the device.
-        totals = torch.stack([total for _, total, *_ in self._pending]).double().tolist()
+        totals = torch.stack(losses).double().tolist()
         own = []
-        for (batch, _, count, named), *numbers in zip(
-            self._pending, totals, self._orders(), strict=True
+        for total, order, request, count, named, *rows in zip(
+            totals, _orders(requests), requests, *others, strict=True
         ):
             parts = [(f"loss/{name}", float(part)) for name, part in named.items()]
-            rows = None if batch.hashes is None else row_hashes(batch)
-            own.append((*numbers, count, batch.request.valid, rows, batch.left_out, parts))
-        batches, self._pending = [batch for batch, *_ in self._pending], []
-        by_batch, steps = zip(*self._group.gather(own), strict=True), list[Step]()
-        for batch, ranks in zip(batches, by_batch, strict=True):
-            losses, orders, counts, samples, hashes, left_out, parts_of = zip(*ranks, strict=True)
+            own.append((total, order, count, request.valid, *rows, parts))
+        steps = []
+        for request, *ranks in zip(requests, *self._group.gather(own), strict=True):
+            sums, orders, counts, samples, hashes, left_out, parts_of = zip(*ranks, strict=True)
             weight = sum(counts)
             digest = None if hashes[0] is None else hash_of_rows(chain.from_iterable(hashes))
             order, bad = sum(orders) % 2**64, tuple(chain.from_iterable(left_out))
             # No sample of the batch could be read: a step without a loss is no failure.
-            loss = sum(losses) / weight if weight else 0.0
-            address, count = batch.request.address, sum(samples)
+            loss = sum(sums) / weight if weight else 0.0
+            address, count, total = (request.epoch, request.step), sum(samples), loss * weight
             if not math.isfinite(loss):
                 raise NonFiniteLossError(loss, *address)
             steps.append(Step(*address, loss, count, order, digest, bad))
-            counted = {"total": loss * weight, "losses": weight, "samples": count}
-            counted |= {"window_total": loss * weight, "window_losses": weight}
+            counted = zip(_SUMS, (total, count, weight, total, weight), strict=True)
             # One by one, so that rounding does not depend on when losses are read.
-            for name, number in chain(counted.items(), *parts_of):
+            for name, number in chain(counted, *parts_of):
                 self.sums[name] = self.sums.get(name, 0) + number
         return steps
-
-    def _orders(self) -> list[int]:
-        """The `Step.order` of each batch; all at once, as numpy's calls cost more than the rows."""
-        requests = [batch.request for batch, *_ in self._pending]
-        lengths = [request.valid for request in requests]
-        # All are of one epoch, as an epoch ends with a read.
-        keys = hash64_last(("order", requests[0].epoch), [one.step for one in requests])
-        keys = keys.repeat(lengths)
-        rows = np.concatenate([one.positions[: one.valid] for one in requests]).astype(np.uint64)
-        indices = np.concatenate([one.indices[: one.valid] for one in requests])
-        mixed = hash64_each(keys, rows + hash64_each(keys + np.uint64(1), indices))
-        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
-        ends = np.cumsum(lengths)
-        return (sums[ends] - sums[ends - lengths]).tolist()  # modulo 2^64
 
     def mean(self, total: str = "total", count: str = "losses") -> float:
         """A mean over all batches read; NaN if there is none.
@@ -145,6 +131,20 @@ class Meter:
     def begin_window(self) -> None:
         """Start a new window."""
         self.sums |= {"window_total": 0.0, "window_losses": 0}
+
+
+def _orders(requests: Sequence[Request]) -> list[int]:
+    """The `Step.order` of each batch; all at once, as numpy's calls cost more than the rows."""
+    lengths = [request.valid for request in requests]
+    # All are of one epoch, as an epoch ends with a read.
+    keys = hash64_last(("order", requests[0].epoch), [request.step for request in requests])
+    keys = keys.repeat(lengths)
+    rows = np.concatenate([request.positions[: request.valid] for request in requests])
+    indices = np.concatenate([request.indices[: request.valid] for request in requests])
+    mixed = hash64_each(keys, rows.astype(np.uint64) + hash64_each(keys + np.uint64(1), indices))
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+    ends = np.cumsum(lengths)
+    return (sums[ends] - sums[ends - lengths]).tolist()  # modulo 2^64
 
 
 def order_hash(before: str, steps: Sequence[Step]) -> str:
