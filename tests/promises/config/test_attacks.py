@@ -367,7 +367,7 @@ def attack(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nothing_of_a_strangers_runs(name, attack):
     words, files, says, code = ATTACKS[name]
@@ -408,7 +408,7 @@ variable that is no secret | cache_dir=${oc.env:HOME}
 """)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("name", "words"), GOOD)
 def test_what_people_do_keeps_working(name, words, attack):
     code, out, err, *_ = attack(f"{words} task=digest {ROWS} steps=1", {})

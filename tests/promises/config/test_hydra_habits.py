@@ -60,7 +60,7 @@ SHOWN = {
     "resolver": ((*MINE, "seed=${twice:21}", "--cfg", "job", "--resolve"), r"^seed: 42$"),
     "callback": ((*OWN, *MINE, *DIGEST, "experiment=called"), r"called at the start", r"^total "),
 }
-SWEPT = [(), ("hydra/launcher=joblib",), ("hydra.searchpath=[own]", "sampler=mine")]
+SWEPT = [("hydra/launcher=joblib",), ("hydra.searchpath=[own]", "sampler=mine")]
 REFUSED = {
     "cfg of a sweep": (("-m", "seed=1,2", "--cfg", "job"), "several values"),
     "chdir": (("hydra.job.chdir=true",), "hydra.job.chdir: leave it out"),
@@ -76,7 +76,7 @@ def habit(tmp_path):
 
     def run(*words):
         started = words if words[0].endswith(".py") else (str(ROOT / "run.py"), *words)
-        options = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "text": True, "timeout": 120}
+        options = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "text": True, "timeout": 600}
         return warm.run([sys.executable, *started], cwd=tmp_path, capture_output=True, **options)
 
     return run

@@ -2,12 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import warm
 from tests.support.face_folder import read_csv, write_csv, write_faces
 from tests.support.program import SHARED, run
 
@@ -121,6 +121,7 @@ def test_real_photographs(tmp_path, monkeypatch, capsys):
 SPAWNED = ["loader.backend=process", "loader.num_workers=1", "loader.multiprocessing_context=spawn"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", [["loader=debug"], SPAWNED], ids=["main", "spawn"])
 def test_no_picture_is_a_program(way, tmp_path):
     """Pillow has Ghostscript run a picture in PostScript, whatever its file is called."""
@@ -139,8 +140,8 @@ def test_no_picture_is_a_program(way, tmp_path):
         "data: {fields: [image, label], validate: false}\n"
     )
     theirs = ["dataset=theirs", "task=digest"]
-    done = subprocess.run(
-        [sys.executable, ROOT / "run.py", "--config-dir=conf", *theirs, *way],
+    done = warm.run(
+        [sys.executable, str(ROOT / "run.py"), "--config-dir=conf", *theirs, *way],
         cwd=tmp_path,
         env={**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"},
         capture_output=True,
