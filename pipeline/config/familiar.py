@@ -190,6 +190,7 @@ GONE: dict[str, str] = {
     "loader.ray.window": "loader.prefetch_factor says how many batches are ahead",
     "loader.ray.resources": "Ray places actors by their CPUs (loader.ray.cpus_per_actor)",
     "loader.ray.runtime_env": "install your packages on the nodes, or start Ray with PYTHONPATH",
+    "dataset=audio_pairs": "a dataset of your own, with its transforms: docs/audio_and_video.md",
     "dataset=mixture_stream": "dataset=mixture, of datasets with rows",
     "dataset.linear": "write the stairs: dataset.weights.NAME=[[0, 0.9], [1000, 0.7], ...]",
     "dataset.stop": "leave it out; the others have the share of a source that has given its passes",

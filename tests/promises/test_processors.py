@@ -25,29 +25,22 @@ RECIPES = (
     "experiment=face_landmarks dataset.root=faces",
     "experiment=sms_spam dataset.root=messages",
     "experiment=spoken_digits dataset.root=spoken",
-    "dataset=audio_pairs dataset.root=pairs",
     "dataset=image_folder dataset.root=photos transform=images_batch",
     "dataset=image_folder dataset.root=photos transform=images_fast",
 )
 
 
 def record(folder):
-    """Spoken digits and pairs of recordings, made of integers; half have to be resampled."""
-    for name in ("spoken/recordings", "pairs"):
-        (folder / name).mkdir(parents=True)
+    """Spoken digits, made of integers; half have to be resampled."""
+    (folder / "spoken/recordings").mkdir(parents=True)
     for number in range(40):
         draw = random.Random(number)
         steps = [draw.randrange(-900, 900) for _ in range(3000 + 400 * (number % 7))]
         samples = np.cumsum(steps) % 30000 - 15000
-        names = (
-            f"spoken/recordings/{number % 10}_{'ab'[number % 2]}_{number // 4}",
-            f"pairs/{number}",
-        )
-        for name in names:
-            with wave.open(str(folder / f"{name}.wav"), "wb") as file:
-                file.setparams((1, 2, (8000, 11025)[number % 4 // 2], 0, "NONE", ""))
-                file.writeframes(samples.astype("<i2").tobytes())
-        np.save(folder / f"pairs/{number}.npy", samples[None].astype(np.float32) / 2**16)
+        name = f"spoken/recordings/{number % 10}_{'ab'[number % 2]}_{number // 4}.wav"
+        with wave.open(str(folder / name), "wb") as file:
+            file.setparams((1, 2, (8000, 11025)[number % 4 // 2], 0, "NONE", ""))
+            file.writeframes(samples.astype("<i2").tobytes())
 
 
 @pytest.fixture(scope="module")

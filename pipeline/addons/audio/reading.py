@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,50 +66,51 @@ def read_audio(
             than the limit, for which nothing is allocated.
         ConfigError: `soundfile` is not installed.
     """
-    with _opened(source, limits, name or str(source)) as (decoder, header):
-        values = decoder.read(header.frames, dtype="float32", always_2d=True)
+    with _opened(source, limits, name or str(source)) as decoder:
+        values = decoder.read(decoder.frames, dtype="float32", always_2d=True)
         # A compressed file that was cut off has a whole header.
-        if not 0 < header.frames <= len(values):
-            claim = f"claims {header.frames} frames, and {len(values)} can be read"
-            raise _refusal(name or str(source), claim)
-    return torch.from_numpy(np.ascontiguousarray(values.T)), header.rate
+        if not 0 < decoder.frames <= len(values):
+            raise _refusal(
+                name or str(source),
+                f"claims {decoder.frames} frames, and {len(values)} can be read",
+            )
+        return torch.from_numpy(np.ascontiguousarray(values.T)), decoder.samplerate
 
 
 def read_header(source: str | bytes, limits: Limits = DEFAULT, name: str | None = None) -> Header:
     """Length, rate and channels of an audio file; 100 us; arguments and errors as `read_audio`."""
-    with _opened(source, limits, name or str(source)) as (_, header):
-        return header
+    with _opened(source, limits, name or str(source)) as decoder:
+        return Header(decoder.frames, decoder.samplerate, decoder.channels)
 
 
 @contextmanager
-def _opened(source: str | bytes, limits: Limits, path: str) -> Iterator[tuple[Any, Header]]:
-    """libsndfile's reader of a file, from its beginning, and what the file claims."""
+def _opened(source: str | bytes, limits: Limits, path: str) -> Iterator[Any]:
+    """libsndfile's reader of a file, from its beginning, if what the file claims is true."""
     soundfile = check_soundfile()
     try:
-        start = source[:256] if isinstance(source, bytes) else _start(source)
         # By a path libsndfile reads by itself, without Python's lock.
         file = BytesIO(source) if isinstance(source, bytes) else os.fsencode(source)
+        start = (
+            source[:256] if isinstance(source, bytes) else np.fromfile(file, "u1", 256).tobytes()
+        )
         with soundfile.SoundFile(file) as decoder:
-            header = Header(decoder.frames, decoder.samplerate, decoder.channels)
             for claimed, there in _SHORTER.findall(decoder.extra_info):
                 if int(there) < int(claimed) < _OPEN_ENDED:
-                    lengths = f"a length in it is {claimed} bytes, and {there} are there"
-                    raise _refusal(path, f"was cut off: {lengths}")
-            if (seconds := header.frames / header.rate) > limits.audio_seconds:
+                    raise _refusal(
+                        path,
+                        f"was cut off: a length in it is {claimed} bytes, and {there} are there",
+                    )
+            seconds = decoder.frames / decoder.samplerate
+            if seconds > limits.audio_seconds:
                 excess = limits.refusal("audio_seconds", f"{seconds:.0f} s")
-                raise _refusal(path, f"claims {header.frames} frames: {excess}")
-            yield decoder, header
+                raise _refusal(path, f"claims {decoder.frames} frames: {excess}")
+            yield decoder
     except OSError as error:
         raise _refusal(path, f"cannot be read: {error.strerror}") from error
     except soundfile.LibsndfileError as error:
         damage = f"is damaged or of an unknown format (libsndfile: {error.error_string})"
         other = stranger(start)
         raise _refusal(path, f"is not audio: {other}" if other else damage) from error
-
-
-def _start(path: str) -> bytes:
-    with Path(path).open("rb") as file:
-        return file.read(256)
 
 
 def _refusal(path: str, what: str) -> DataError:

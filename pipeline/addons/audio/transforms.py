@@ -69,8 +69,7 @@ def resample(audio: Tensor, rate: int, new_rate: int) -> Tensor:
     whole = (samples * 2.0 ** (_BITS - exponent)).round().reshape(-1, 1, audio.shape[-1])
     padded = F.pad(whole, (reach - 1, step + 2 * reach))
     sums = F.conv1d(padded, filters, stride=step).transpose(1, 2).flatten(1)[:, :length]
-    made = (sums * 2.0 ** (exponent - 2 * _BITS)).float()
-    return made.reshape(*audio.shape[:-1], length)
+    return (sums * 2.0 ** (exponent - 2 * _BITS)).float().reshape(*audio.shape[:-1], length)
 
 
 @lru_cache(maxsize=16)
@@ -97,18 +96,16 @@ def _filters(up: int, down: int) -> tuple[Tensor, int, int]:
     distances = np.arange(1 - reach, reach + 1) - (numbers * down % up / up)[:, None]
     inside = np.maximum(1 - (distances * cutoff / ZEROS) ** 2, 0)
     # The Bessel function I0 of the Kaiser window, by its series; it is scaled away below.
-    term, window = np.ones_like(inside), np.ones_like(inside)
-    for order in range(1, 40):
-        term = term * inside * (0.1102 * (ATTENUATION - 8.7) / (2 * order)) ** 2
-        window = window + term
+    beta = 0.1102 * (ATTENUATION - 8.7)
+    terms = [(beta / 2) ** (2 * n) / math.factorial(n) ** 2 for n in range(39, -1, -1)]
     angles = (math.pi * cutoff * distances).ravel().tolist()  # np.sin depends on the processor
     sinc = np.array([math.sin(angle) / angle if angle else 1.0 for angle in angles])
-    bank = sinc.reshape(distances.shape) * window * (inside > 0)
+    bank = sinc.reshape(distances.shape) * np.polyval(terms, inside) * (inside > 0)
     whole = np.rint(bank / bank.sum(1, keepdims=True) * 2.0**_BITS)  # a constant keeps its value
-    filters = torch.zeros(count, 1, 2 * reach - 1 + step, dtype=torch.float64)
-    for number, start in enumerate((numbers * down // up).tolist()):
-        filters[number, 0, start : start + 2 * reach] = torch.from_numpy(whole[number])
-    return filters, reach, step
+    filters = np.zeros((count, 2 * reach - 1 + step))
+    places = (numbers * down // up)[:, None] + np.arange(2 * reach)
+    np.put_along_axis(filters, places, whole, 1)
+    return torch.from_numpy(filters)[:, None], reach, step
 
 
 class Resample:
@@ -222,7 +219,7 @@ def mel_filters(
     bins = np.arange(n_fft // 2 + 1) * (rate / n_fft)
     left, centre, right = (edges[i : n_mels + i, None] for i in range(3))
     rising, falling = (bins - left) / (centre - left), (right - bins) / (right - centre)
-    weights = np.maximum(np.minimum(rising, falling), 0)
+    weights: Floats = np.maximum(np.minimum(rising, falling), 0)
     empty = np.flatnonzero(weights.sum(1) == 0).tolist()
     if empty:
         raise ConfigError(
@@ -277,17 +274,19 @@ class LogMel:
     ) -> None:
         window, highest = window or n_fft, rate / 2 if f_max is None else f_max
         if window > n_fft or not f_min < highest <= rate / 2:
-            reason = f"window is {window} of at most n_fft={n_fft}, and f_min={f_min:g} to f_max="
-            reason += f"{highest:g} have to rise, up to half the rate, {rate / 2:g}"
-            raise ConfigError(Problem("window" if window > n_fft else "f_max", reason))
+            raise ConfigError(
+                Problem(
+                    "window" if window > n_fft else "f_max",
+                    f"window is {window} of at most n_fft={n_fft}, and f_min={f_min:g} to f_max="
+                    f"{highest:g} have to rise, up to half the rate, {rate / 2:g}",
+                )
+            )
         self.rate, self.n_fft, self.hop, self.floor = rate, n_fft, hop, floor
         self.field, self.output, self.keep = field, output, keep
         before, turn = (n_fft - window) // 2, 2 * math.pi / window
         # By math.cos, as NumPy's depends on the processor.
-        self._window = np.zeros(n_fft)
-        self._window[before : before + window] = [
-            0.5 - 0.5 * math.cos(turn * n) for n in range(window)
-        ]
+        hann = [0.5 - 0.5 * math.cos(turn * n) for n in range(window)]
+        self._window = np.pad(hann, (before, n_fft - window - before))
         filters = mel_filters(rate, n_fft, n_mels, f_min, highest, scale)
         # Only the bins of each band, and as many for each: int64 and float64 [n_mels, width].
         width = int((filters > 0).sum(1).max())
@@ -319,8 +318,7 @@ class LogMel:
             # Without BLAS, whose sums depend on the processor.
             part = np.einsum("fmb,mb->mf", power[:, self._bins], self._weights)
             bands[:, start : start + _FRAMES] = part
-        features = _log(np.maximum(bands, self.floor))
-        return torch.from_numpy(features.astype(np.float32))
+        return torch.from_numpy(_log(np.maximum(bands, self.floor)).astype(np.float32))
 
 
 def _log(values: Floats) -> Floats:
@@ -329,12 +327,10 @@ def _log(values: Floats) -> Floats:
     small = mantissa < math.sqrt(0.5)
     mantissa[small] *= 2
     ratio = (mantissa - 1) / (mantissa + 1)
-    square, series = ratio * ratio, np.zeros_like(ratio)
     # ln(x) = 2 (r + r^3 / 3 + r^5 / 5 + ...), which is exact to 1e-16 as r is below 0.172.
-    for power in range(17, 0, -2):
-        series *= square
-        series += 1 / power
-    return (exponent - small) * math.log(2) + 2 * ratio * series
+    series = np.polyval([1 / power for power in range(17, 0, -2)], ratio * ratio)
+    made: Floats = (exponent - small) * math.log(2) + 2 * ratio * series
+    return made
 
 
 class Standardize:
@@ -406,6 +402,8 @@ def _needed(sample: Sample, transform: object, *names: str) -> list[Any]:
     """The fields of a sample that a transform works on."""
     for name in names:
         if name not in sample:
-            there = f"the sample has {', '.join(sample)}"
-            raise DataError(f"{type(transform).__name__} needs the field {name!r}; {there}")
+            raise DataError(
+                f"{type(transform).__name__} needs the field {name!r}; the sample has "
+                f"{', '.join(sample)}"
+            )
     return [sample[name] for name in names]

@@ -1,4 +1,4 @@
-"""Audio files, spoken digits, pairs, and the collate function for them."""
+"""Audio files, spoken digits, and the collate function for them."""
 
 import shutil
 import sys
@@ -11,7 +11,7 @@ import torch
 
 import penstock
 from penstock.addons.audio.reading import read_audio, read_header
-from penstock.addons.audio.recordings import AudioPairs, SpokenDigits
+from penstock.addons.audio.recordings import SpokenDigits
 from penstock.build.training import TrainingParts
 from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import Mismatch, PadTime
@@ -242,121 +242,6 @@ def test_batches_of_speakers_times_recordings(spoken):
     for batch in batches:
         assert sorted(Counter(batch["speaker"].tolist()).values()) == [3, 3]
         assert batch["features"].shape == (6, 40, int(batch["features_lengths"].max()))
-
-
-# Pairs
-
-
-@pytest.fixture
-def pairs(tmp_path):
-    for number in range(10):
-        sources = wave(200 + number, 2, seed=number).astype(np.float32)
-        write(tmp_path / f"mix{number}.wav", sources.mean(1), subtype="FLOAT")
-        np.save(tmp_path / f"mix{number}.npy", sources.T)
-    return tmp_path
-
-
-def test_a_pair(pairs):
-    data = AudioPairs(str(pairs), val_fraction=0.0)
-    sample = data[3]
-    assert (sample["audio"].shape, sample["target"].shape) == ((1, 203), (2, 203))
-    assert sample["target"].dtype == torch.float32
-    torch.testing.assert_close(sample["audio"][0], sample["target"].mean(0))
-    assert data.facts == {"num_features": 1, "num_outputs": 2}
-    table = data.metadata
-    assert tuple(table.columns) == AudioPairs.columns
-    assert table["length"].tolist() == list(range(200, 210))
-    assert table["target"][3] == str(pairs / "mix3.npy")
-
-
-def test_what_is_neither_is_counted_once(pairs, caplog):
-    (pairs / "mix3.txt").touch()
-    assert len(AudioPairs(str(pairs))) == 8
-    (others,) = caplog.messages
-    assert "left out 1 file(s): 1 .txt" in others
-
-
-def test_pairs_in_folders_and_their_split(pairs, tmp_path_factory):
-    apart = tmp_path_factory.mktemp("apart")
-    for path in sorted(pairs.iterdir()):
-        below = apart / ("x" if path.suffix == ".wav" else "y") / "day1"
-        below.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, below)
-    train = AudioPairs(str(apart), inputs="x", targets="y")
-    val = AudioPairs(str(apart), "val", inputs="x", targets="y")
-    assert (len(train), len(val)) == (8, 2)
-    assert not set(train.names) & set(val.names)
-    assert val[0]["audio"].shape[1] == val[0]["target"].shape[1]
-    assert train.fingerprint != val.fingerprint
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("loader", ["debug", "default"])
-def test_pairs_in_batches(pairs, loader):
-    words = ["dataset=audio_pairs", f"dataset.root={pairs}", "transform=none", "batch.size=4"]
-    words += ["sampler=sequential", f"loader={loader}", "model.out_channels=2"]
-    parts = TrainingParts(penstock.compose(*words))
-    data = parts.data.train.dataset
-    with parts.data.train.loader() as loader:
-        batch = next(iter(loader))
-    lengths = [data[index]["audio"].shape[1] for index in range(4)]
-    assert batch["audio"].shape == (4, 1, max(lengths))
-    assert batch["target"].shape == (4, 2, max(lengths))
-    assert batch["audio_lengths"].tolist() == batch["target_lengths"].tolist() == lengths
-    row = lengths.index(min(lengths))
-    assert torch.equal(batch["target"][row, :, : min(lengths)], data[row]["target"])
-    assert not batch["target"][row, :, min(lengths) :].any()
-    losses, outputs = parts.objective().measure(parts.model(), batch)
-    assert (losses.shape, outputs.shape) == ((4,), (4, 2, max(lengths)))
-
-
-@pytest.mark.parametrize("suffix", [".wav", ".npy"])
-def test_a_missing_partner(pairs, suffix):
-    left = {".wav": ".npy", ".npy": ".wav"}[suffix]
-    for number in (1, 2, 3):
-        (pairs / f"mix{number}{suffix}").unlink()
-    with pytest.raises(DataError, match=rf"'mix1\{left}' has no partner, nor have 2 others"):
-        AudioPairs(str(pairs))
-
-
-def test_two_inputs_of_one_name(pairs):
-    write(pairs / "mix1.flac")
-    with pytest.raises(DataError, match=r"another recording beside 'mix1\.(wav|flac)' of its name"):
-        AudioPairs(str(pairs))
-
-
-def bad_targets():
-    good = wave(200, 2).T.astype(np.float32)
-    return {
-        "longer": (
-            wave(201, 2).T,
-            r"mix0\.npy' is float64 \[2, 201\]; .* of the 200 frames .*mix0",
-        ),
-        "swapped": (good.T, r"is float32 \[200, 2\]; it has to be floats, \[C, T\]"),
-        "integers": ((good * 9).astype(np.int16), "is int16 .*it has to be floats"),
-        "cube": (good[None], r"is float32 \[1, 2, 200\]; it has to be"),
-        "objects": (np.array([{}], dtype=object), "Python objects"),
-    }
-
-
-@pytest.mark.parametrize("kind", bad_targets())
-def test_targets_that_do_not_fit(pairs, kind):
-    values, match = bad_targets()[kind]
-    np.save(pairs / "mix0.npy", values)
-    with pytest.raises(DataError, match=match):
-        AudioPairs(str(pairs), val_fraction=0.0)[0]
-
-
-def test_a_target_without_channels(pairs):
-    np.save(pairs / "mix0.npy", np.zeros(200))
-    assert AudioPairs(str(pairs), val_fraction=0.0)[0]["target"].shape == (1, 200)
-
-
-def test_no_pairs(tmp_path):
-    with pytest.raises(DataError, match="has no recordings"):
-        AudioPairs(str(tmp_path))
-    with pytest.raises(DataError, match=r"x' is missing.*dataset\.inputs"):
-        AudioPairs(str(tmp_path), inputs="x")
 
 
 # Collating

@@ -103,15 +103,6 @@ def write_recordings(root):
     return [f"dataset.root={root}", "dataset.val_takes=2"]
 
 
-def write_pairs(root):
-    soundfile = pytest.importorskip("soundfile")
-    root.mkdir()
-    for number in range(12):
-        soundfile.write(root / f"{number}.wav", np.sin(np.arange(100 + number)) / 2, 8000)
-        np.save(root / f"{number}.npy", np.zeros((1, 100 + number), np.float32))
-    return [f"dataset.root={root}"]
-
-
 def write_table(root):
     pytest.importorskip("pyarrow")
     from tests.support.table_files import make, write
@@ -137,7 +128,6 @@ DATASETS = {
     "token_files": write_tokens,
     "sequence_files": write_sequences,
     "spoken_digits": write_recordings,
-    "audio_pairs": write_pairs,
     "parquet": write_table,
 }
 SAMPLERS = {

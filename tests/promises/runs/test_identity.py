@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from penstock.addons.audio.recordings import AudioPairs, SpokenDigits
+from penstock.addons.audio.recordings import SpokenDigits
 from penstock.addons.mixtures.mixture import Mixture
 from penstock.addons.tables.stream import DelimitedStream, ParquetStream
 from penstock.addons.tables.table import DelimitedText, Parquet
@@ -80,13 +80,6 @@ def recordings(root):
         path.write_bytes(random.Random(number).randbytes(60))
 
 
-def pairs(root):
-    root.mkdir(parents=True)
-    for number in range(8):
-        for ending in ("wav", "npy"):
-            (root / f"{number}.{ending}").write_bytes(random.Random(number).randbytes(60))
-
-
 def text(root):
     root.mkdir(parents=True)
     lines = (f"a text of number {number}\t{'xy'[number % 2]}\n" for number in range(40))
@@ -115,7 +108,6 @@ KINDS = {
     "arrays": (arrays, lambda root: Arrays(str(root)), (200, 15000)),
     "sequences": (sequences, lambda root: Sequences(str(root)), (200, 300)),
     "spoken_digits": (recordings, lambda root: SpokenDigits(str(root)), (0, 60)),
-    "audio_pairs": (pairs, lambda root: AudioPairs(str(root)), (0, 60)),
     "delimited_text": (
         text,
         lambda root: DelimitedText(str(root), file="a.tsv", cache_dir=f"{root}-cache"),
@@ -131,7 +123,7 @@ KINDS = {
         (60, 200),
     ),
 }
-SOFT = ("spoken_digits", "audio_pairs")  # need soundfile
+SOFT = ("spoken_digits",)  # need soundfile
 
 
 def prints(dataset):
