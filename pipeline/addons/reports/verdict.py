@@ -119,7 +119,11 @@ def baseline_of(run: Run) -> str:
 def concern(run: Run) -> str:
     """What is wrong with the losses, and the likely way out; empty where nothing is."""
     train, val = (column(run.metrics, name) for name in ("train/loss", "val/loss"))
-    level, rate = number(run.manifest.get("baseline"), "loss"), _smaller(run)
+    # One epoch says nothing yet: its training loss is a mean from the first random weights on.
+    level, rate = (
+        number(run.manifest.get("baseline"), "loss") if len(train) > 1 else None,
+        _smaller(run),
+    )
     # A training loss that is not a number ends the run, which says so itself.
     if not len(train) or not np.isfinite(train[-1]):
         return ""

@@ -193,7 +193,7 @@ RATE = " A smaller learning rate may help: optimizer.lr=0.0005."
         ([0.6, 0.4, 0.1], [0.5, 0.6, 0.9], "It overfits: after epoch 0 the validation loss rose"),
         ([0.6, 0.5], [9.0, 0.8], "The validation loss, 0.8 at best, is worse than 0.69 of a const"),
         ([0.6, 0.5], [0.6, None], "The validation loss was not a number in the last epoch."),
-        ([0.6], [0.6], ""),
+        ([0.8], [0.9], ""),
     ],
 )
 def test_losses_that_went_wrong_are_told(train, val, said, tmp_path):
