@@ -156,6 +156,11 @@ def as_dict(samples):
     return {"input": inputs, "label": labels}
 
 
+def collating(kind):
+    """A function that makes the one that collates."""
+    return {"tuple": as_tuple, "dict": as_dict}[kind]
+
+
 def padded(samples):
     inputs, labels = zip(*samples, strict=True)
     lengths = torch.tensor([len(one) for one in inputs])

@@ -224,7 +224,7 @@ def test_facts_of_a_configured_tensor_dataset_reach_the_model(people):
 # A person's collate function
 
 
-@pytest.mark.parametrize("name", ["as_tuple", "as_dict"])
+@pytest.mark.parametrize("name", ["as_tuple", "as_dict", "collating, kind: dict"])
 def test_a_collate_function_gets_samples_as_they_are(people, name):
     expected = batches(*own("Rows"))
     for ours, theirs in zip(

@@ -358,6 +358,10 @@ def test_the_best_is_resumed_from_where_no_other_is_good(tmp_path: Path) -> None
     os.truncate(checkpoint.saved(tmp_path)[1], 0)
     found = checkpoint.find_newest(tmp_path)
     assert (found.path.name, found.state["updates"]) == (checkpoint.BEST, 1)
+    kept.set_aside(path for path, _ in found.skipped)
+    assert [path.name for path in checkpoint.saved(tmp_path)] == [checkpoint.BEST]
+    with pytest.raises(checkpoint.NoCheckpointError):
+        checkpoint.find_newest(tmp_path / "nowhere")
 
 
 def test_damaged_ones_are_set_aside_and_not_deleted(tmp_path: Path) -> None:

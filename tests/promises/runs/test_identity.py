@@ -383,6 +383,11 @@ def test_code_and_arguments_of_a_dataset_of_ones_own(tmp_path):
     ours = {"_target_": "penstock.datasets.sequences.Sequences", "count": 3}
     assert facts(ours) == (set(), {}), "what is Penstock's own is in its fingerprint"
     assert facts({**ours, "inner": node})[1]["arguments.inner.count"] == "4"
+    labels, rows = set(), Rows()
+    for last in (0, 1, 1):
+        rows.targets = [0, 1, last]
+        labels.add(identity.marks_of(node, rows, False, NAMELESS)["labels"])
+    assert len(labels) == 2
 
 
 def test_which_modules_a_class_comes_from(monkeypatch):
