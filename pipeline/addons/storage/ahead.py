@@ -6,7 +6,6 @@ more, and 2 us a row.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from penstock.order.address import Address
@@ -27,24 +26,19 @@ class Ahead:
         self._plan, self._rank, self._world = plan, rank, world
         self._want = dataset.want
         self._epoch = self._next = -1
-        self._announced: deque[tuple[int, float]] = deque()  # steps and their parts of `ahead`
+        self._parts: dict[int, float] = {}  # of `ahead`, by the steps that are announced
         self._is_remote = True
 
     def move(self, epoch: int, step: int) -> None:
         """All batches before `step` are delivered."""
-        while self._announced and self._announced[0][0] < step:
-            self._announced.popleft()
+        self._parts = {at: part for at, part in self._parts.items() if at >= step}
         # A resume, or a loader that was faster than what is announced, begins at its own step.
-        if epoch != self._epoch or not self._announced:
-            self._epoch, self._next = epoch, step
-            self._announced.clear()
+        if epoch != self._epoch or not self._parts:
+            self._epoch, self._next, self._parts = epoch, step, {}
         last = min(self._plan.steps(epoch), self._next + _STEPS)
-        while (
-            self._is_remote and self._next < last and sum(part for _, part in self._announced) < 1
-        ):
+        while self._is_remote and self._next < last and sum(self._parts.values()) < 1:
             if Address(epoch, self._next) not in self._plan.skipped:
                 request = self._plan.request(epoch, self._next, self._rank, self._world)
-                part = self._want(request.indices)
-                self._is_remote = part > 0
-                self._announced.append((self._next, part))
+                self._parts[self._next] = self._want(request.indices)
+                self._is_remote = self._parts[self._next] > 0
             self._next += 1

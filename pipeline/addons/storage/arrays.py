@@ -36,11 +36,9 @@ class CacheFolder:
             texts: are gone through only where no lengths are kept.
         """
 
-        def counted() -> NamedArrays:
-            shown = watched(texts, count, "counting tokens")
-            return {"lengths": np.fromiter(map(length, shown), np.int32, count)}
-
-        return self.arrays(name, counted)["lengths"]
+        lengths = map(length, watched(texts, count, "counting tokens"))
+        made = self.arrays(name, lambda: {"lengths": np.fromiter(lengths, np.int32, count)})
+        return made["lengths"]
 
     def arrays(self, name: str, make: Callable[[], NamedArrays]) -> NamedArrays:
         """The arrays of `make`, kept in the folder `name` and mapped.

@@ -27,7 +27,6 @@ from typing import NamedTuple
 BLOCK = 1 << 18
 _OPEN = 64  # files that a process keeps open
 _RECENT = 60.0  # seconds in which somebody may be about to open what was touched
-_UNIT = 512  # bytes that `st_blocks` counts
 
 
 class Object(NamedTuple):
@@ -67,49 +66,41 @@ class _CachedFile:
         OSError: they are missing, or cannot be made.
     """
 
-    _data = _sums = -1
+    data = sums = -1  # descriptors
 
     def __init__(self, path: Path, size: int, create: bool) -> None:
-        flags = os.O_RDWR | (os.O_CREAT if create else 0)
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
-        self._data = os.open(path, flags, 0o644)
-        self._sums = os.open(f"{path}.crc", flags, 0o644)
-        if create:
-            os.truncate(self._data, size)  # sparse: a block takes room when it is written
+            with path.open("ab") as file:
+                file.truncate(size)  # sparse: a block takes room when it is written
+        self.data = os.open(path, os.O_RDWR)
+        self.sums = os.open(f"{path}.crc", os.O_RDWR | os.O_CREAT, 0o644)
         os.utime(path)  # in use: it makes no room
         # A block is compared with its sum once in each process that reads it.
         self._checked = bytearray(-(-size // BLOCK))
 
     def __del__(self) -> None:
-        for descriptor in (self._data, self._sums):
+        for descriptor in (self.data, self.sums):
             if descriptor >= 0:
                 os.close(descriptor)
-
-    def is_deleted(self) -> bool:
-        """Whether another run has made room of it: what is written to it now would be lost."""
-        return os.fstat(self._data).st_nlink == 0
-
-    def has(self, block: int) -> bool:
-        return os.pread(self._sums, 4, 4 * block) not in (b"", bytes(4))
 
     def read(self, start: int, stop: int) -> bytes | None:
         blocks = range(start // BLOCK, -(-stop // BLOCK))
         for block in blocks:
             if not self._checked[block]:
-                content = os.pread(self._data, BLOCK, block * BLOCK)
-                if os.pread(self._sums, 4, 4 * block) != _sum_of(content):
+                content = os.pread(self.data, BLOCK, block * BLOCK)
+                if os.pread(self.sums, 4, 4 * block) != _sum_of(content):
                     return None
                 self._checked[block] = 1
                 if len(blocks) == 1:
                     return content[start - block * BLOCK : stop - block * BLOCK]
-        return os.pread(self._data, stop - start, start)
+        return os.pread(self.data, stop - start, start)
 
     def write(self, block: int, content: bytes | memoryview) -> None:
-        if os.pwrite(self._data, content, block * BLOCK) < len(content):
+        if os.pwrite(self.data, content, block * BLOCK) < len(content):
             raise OSError("the disk took a part of a block")
         # After the data, so that a crash between the two leaves no block.
-        os.pwrite(self._sums, _sum_of(content), 4 * block)
+        os.pwrite(self.sums, _sum_of(content), 4 * block)
 
 
 def _sum_of(content: bytes | memoryview) -> bytes:
@@ -122,13 +113,16 @@ class BlockCache:
     Args:
         folder: of the cache; made when something is kept.
         limit: bytes on the disk, which several runs together may exceed for a minute.
+
+    Attributes:
+        used: bytes on the disk.
     """
 
     def __init__(self, folder: Path, limit: int = 0) -> None:
         self.folder, self.limit = folder, limit
         self._open: dict[str, _CachedFile] = {}  # the longest unused first
         self._began = time.time()
-        self._used = 0
+        self.used = 0
         self._stale: list[tuple[float, int, str]] = []  # last use, bytes, path; the oldest last
 
     def path(self, item: Object) -> Path:
@@ -138,7 +132,7 @@ class BlockCache:
     def has(self, item: Object, block: int) -> bool:
         """Whether a block was kept; its content may prove to be torn."""
         with suppress(OSError):
-            return self._file(item).has(block)
+            return os.pread(self._file(item).sums, 4, 4 * block) not in (b"", bytes(4))
         return False
 
     def read(self, item: Object, start: int, stop: int) -> bytes | None:
@@ -164,7 +158,8 @@ class BlockCache:
     def _file(self, item: Object, create: bool = False) -> _CachedFile:
         # No lock, which a fork could copy locked: a thread that comes between opens it again.
         file = self._open.pop(item.entry, None)
-        if file is None or file.is_deleted():
+        # If another run has made room of it, what is written to it now would be lost.
+        if file is None or os.fstat(file.data).st_nlink == 0:
             file = _CachedFile(self.path(item), item.size, create)
         self._open[item.entry] = file
         if len(self._open) > _OPEN:
@@ -181,30 +176,27 @@ class BlockCache:
 
     def admits(self, size: int) -> bool:
         """Whether there is room for so many more bytes, which then belong to the caller."""
-        while self._used + size > self.limit and self._stale:
+        while self.used + size > self.limit and self._stale:
             # A run that has begun to use it since the count keeps it open, and fetches again later.
             _, bytes_of, path = self._stale.pop()
             with suppress(OSError):
                 Path(path).unlink()
                 Path(f"{path}.crc").unlink()
-                self._used -= bytes_of
+                self.used -= bytes_of
         # Nothing that this run has read is removed for what it reads now: see above.
-        if self._used + size > self.limit:
+        if self.used + size > self.limit:
             return False
-        self._used += size
+        self.used += size
         return True
 
     def count(self) -> None:
         """Look at all that is there: what it takes, and what no run has used since this began."""
         used, stale = 0, []
-        for folder in self.folder.glob("[0-9a-f][0-9a-f]"):
-            with suppress(OSError), os.scandir(folder) as entries:
-                for entry in entries:
-                    status = entry.stat()
-                    size = status.st_blocks * _UNIT
-                    used += size
-                    if not entry.name.endswith(".crc") and (
-                        status.st_mtime < self._began - _RECENT
-                    ):
-                        stale.append((status.st_mtime, size, entry.path))
-        self._used, self._stale = used, sorted(stale, reverse=True)
+        for path in self.folder.glob("[0-9a-f][0-9a-f]/*"):
+            with suppress(OSError):  # another run makes room of it
+                status = path.stat()
+                size = status.st_blocks * 512
+                used += size
+                if path.suffix != ".crc" and status.st_mtime < self._began - _RECENT:
+                    stale.append((status.st_mtime, size, str(path)))
+        self.used, self._stale = used, sorted(stale, reverse=True)

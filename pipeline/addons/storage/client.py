@@ -55,9 +55,8 @@ class Process(subprocess.Popen[bytes]):
     """
 
     def __init__(self, options: str) -> None:
-        # The path of a socket has 107 bytes at most.
-        where = tempfile.gettempdir()
-        folder = tempfile.mkdtemp(prefix="penstock-", dir=where if len(where) < 70 else "/tmp")
+        # Not where TMPDIR says: the path of a socket has 107 bytes at most.
+        folder = tempfile.mkdtemp(prefix="penstock-", dir="/tmp")
         self.path = f"{folder}/fetcher"
         # The socket is this process's own until the other one has it: nobody waits for its start.
         with socket.socket(socket.AF_UNIX) as listening:
@@ -316,8 +315,8 @@ class Client:
         if address.startswith("http"):
             reason = f"{address!r} is only read; give s3://, gs://, az:// or a folder of here"
             raise ConfigError(Problem(key, reason))
-        names = [name for name in walk(folder) if name != last]
         with progress(f"sending {folder} to {address}"):
+            names = [name for name in walk(folder) if name != last]
             self._request("send", folder, names, last, address, key)
         self._known, self._listed = {}, {}
 
@@ -337,8 +336,7 @@ class RemoteRoot(Root):
     """The folder `inner` below the address `root`, all of which is listed on first use."""
 
     def __init__(self, client: Client, root: str, inner: str = "") -> None:
-        self._root, self._inner = root.rstrip("/"), inner
-        self._before = f"{inner}/" if inner else ""
+        self._root, self._before = root.rstrip("/"), f"{inner}/" if inner else ""
         super().__init__(join(self._root, inner) if inner else self._root)
         self.remote_files: Client = client
 

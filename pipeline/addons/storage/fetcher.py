@@ -29,12 +29,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from select import select
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import obstore
@@ -71,6 +72,7 @@ _UNREACHABLE = (
 )
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Key = tuple[str, int]  # entry of an object, number of a block
 
 
@@ -105,17 +107,19 @@ class Fetcher:
         self.cache = BlockCache(Path(options["folder"]), options["limit"])
         self._stores: dict[tuple[str, str], Any] = {}
         self._slots = asyncio.Semaphore(options["concurrency"])
-        self._free = options["concurrency"]  # requests for blocks that may be begun
-        self._urgent: dict[Key, Object] = {}  # what readers wait for and no request brings yet
-        self._wanted: dict[Key, Object] = {}  # the same of what they will need, in this order
-        self._due: dict[Key, asyncio.Future[memoryview]] = {}  # all that is to come
+        self._due: dict[Key, asyncio.Future[memoryview]] = {}  # all blocks that are to come
+        # Those of them that no request brings yet; whether somebody only wants them ahead.
+        self._queued: dict[Key, bool] = {}
+        # In the order of requests: whether it is only wanted, since when, and its first block.
+        self._queue: asyncio.PriorityQueue[tuple[bool, float, Object, int]] = (
+            asyncio.PriorityQueue()
+        )
         # What the cache does not admit, the oldest first; other rows may lie in the same blocks.
         self._memory: dict[Key, bytes] = {}
         self._most = (options["ahead"] + _LEAST) // BLOCK  # of these blocks
-        self._can_write = True
         self._served: dict[str, str] = {}  # what a web server says of a file in a folder's index
-        self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself does not hold them
         self._loop = asyncio.get_running_loop()
+        self.tasks = [self._loop.create_task(self._work()) for _ in range(options["concurrency"])]
 
     # --- Stores
 
@@ -152,7 +156,9 @@ class Fetcher:
                 more["credential_provider"] = provider
         return from_url(f"{scheme}://{bucket}", **more)
 
-    async def _result(self, address: str, action: Any, done: str = "read") -> Any:
+    async def _result(
+        self, address: str, action: Callable[[Any, str], Awaitable[T]], done: str = "read"
+    ) -> T:
         """The result of `action(store, path)`, which is tried again where obstore does not.
 
         Raises:
@@ -214,8 +220,7 @@ class Fetcher:
                 )
             return content
 
-        content: memoryview = await self._result(item.address, once)
-        return content
+        return await self._result(item.address, once)
 
     # --- Blocks
 
@@ -232,62 +237,60 @@ class Fetcher:
             content = self._memory.get(key) or self.cache.read(item, *item.bounds(block))
             if content is not None:
                 return content
-            self._want(item, block)
-        if self._wanted.pop(key, None):  # no request brings it yet
-            self._urgent[key] = item
-            self._begin()
-        return await self._due[key]
+        return await self._enqueue(item, block, is_wanted=False)
 
-    def _want(self, item: Object, block: int) -> None:
+    def _enqueue(self, item: Object, block: int, is_wanted: bool) -> asyncio.Future[memoryview]:
+        """Let a request bring a block."""
         key = item.entry, block
-        self._due[key] = self._loop.create_future()
-        self._wanted[key] = item
+        if key not in self._due:
+            self._due[key] = self._loop.create_future()
+            self._queued[key] = True
+        if key in self._queued:  # perhaps once more, as it is waited for now
+            self._queued[key] &= is_wanted
+            self._queue.put_nowait((is_wanted, time.monotonic(), item, block))
+        return self._due[key]
 
-    def _begin(self) -> None:
-        """Begin requests, as many as may be open."""
-        while self._free and (pool := self._urgent or self._wanted):
-            (entry, first), item = next(iter(pool.items()))
-            last, most = first, (_URGENT if pool is self._urgent else MOST) // BLOCK
+    async def _work(self) -> None:
+        """Bring blocks, by one request at a time."""
+        while True:
+            is_wanted, _, item, first = await self._queue.get()
+            last, most = first, (MOST if is_wanted else _URGENT) // BLOCK
             # Neighbours that no request brings yet come with it.
-            while last - first < most and bool(
-                self._urgent.pop((entry, last), None) or self._wanted.pop((entry, last), None)
-            ):
+            while last - first < most and (item.entry, last) in self._queued:
+                del self._queued[item.entry, last]
                 last += 1
-            self._free -= 1
-            task = asyncio.create_task(self._fetch(item, range(first, last)))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            if last > first:  # else another request has brought it
+                await self._fetch(item, range(first, last))
 
     async def _fetch(self, item: Object, blocks: range) -> None:
         """Bring neighbouring blocks, and give them to those who wait for them."""
         # Readers wait for futures and not for this request: they may want other blocks, too.
-        start, stop = blocks.start * BLOCK, min(blocks.stop * BLOCK, item.size)
+        futures = {block: self._due[item.entry, block] for block in blocks}
         try:
+            start, stop = blocks.start * BLOCK, min(blocks.stop * BLOCK, item.size)
             content = await self._get(item, start, stop)
-            for block in blocks:
+            for block, future in futures.items():
                 piece = content[block * BLOCK - start :][:BLOCK]
                 self._keep(item, block, piece)
-                self._due.pop((item.entry, block)).set_result(piece)
+                future.set_result(piece)
         except Exception as error:
-            # What is wanted goes, too: the reader of its row meets the error, and no storm.
-            keys = {*self._wanted, *((item.entry, block) for block in blocks)}
-            for key in keys & self._due.keys():
-                future = self._due.pop(key)
+            for future in futures.values():
                 future.set_exception(error)
                 future.exception()  # perhaps nobody waits for it
-            self._wanted.clear()
-        # After an error as well, or the requests behind it would wait for ever.
-        self._free += 1
-        self._begin()
+            # The reader of a row that is wanted meets the error, and there is no storm before.
+            for key in [key for key, is_wanted in self._queued.items() if is_wanted]:
+                del self._queued[key], self._due[key]
+        for block in blocks:
+            del self._due[item.entry, block]
 
     def _keep(self, item: Object, block: int, content: memoryview) -> None:
         """Put a block into the cache, or into memory if that has no room."""
-        if self._can_write and self.cache.admits(len(content)):
+        if self.cache.admits(len(content)):
             try:
                 self.cache.write(item, block, content)
                 return
             except OSError as error:
-                self._can_write = False  # until the next count
+                self.cache.limit = self.cache.used  # a full disk is a full cache
                 _log.warning("%s Until then, nothing more is kept.", self.cache.refusal(error))
         key = item.entry, block
         self._memory[key] = bytes(content)  # not all that came with it
@@ -312,8 +315,7 @@ class Fetcher:
                     return state
                 return None
 
-            state: tuple[int, str] | None = await self._result(address, once)
-            return state
+            return await self._result(address, once)
 
         return await asyncio.gather(*map(state_of, addresses))
 
@@ -328,8 +330,7 @@ class Fetcher:
                 for meta in page
             ]
 
-        listed: list[tuple[str, int, str]] = await self._result(address, once)
-        return listed
+        return await self._result(address, once)
 
     async def read(self, spans: Sequence[tuple[Object, int, int]]) -> list[bytes]:
         """Bytes start .. stop-1 of each object, whose blocks the cache keeps if it has room."""
@@ -341,8 +342,7 @@ class Fetcher:
             for block in numbers:
                 key = item.entry, block
                 if not (key in self._due or key in self._memory or self.cache.has(item, block)):
-                    self._want(item, block)
-        self._begin()
+                    self._enqueue(item, block, is_wanted=True)
 
     async def send(
         self, folder: Path, names: Sequence[str], last: str, address: str, key: str
@@ -353,8 +353,9 @@ class Fetcher:
             ConfigError: other files are there.
         """
         if other := sorted({name for name, *_ in await self.files(address)} - {*names}):
-            reason = f"{address!r} holds other files ({other[0]!r}); give an empty folder"
-            raise ConfigError(Problem(key, reason))
+            raise ConfigError(
+                Problem(key, f"{address!r} holds other files ({other[0]!r}); give an empty folder")
+            )
         for name in [*names, last]:
             # In parts, several at a time, where the file is large; it appears when all are there.
             async def put(store: Any, path: str, name: str = name) -> None:
@@ -380,21 +381,16 @@ class Fetcher:
                 if name != "want":  # which nobody waits for
                     client.send(future.exception() or future.result())
 
-    def count(self) -> None:
-        """Look at the cache now and then: other runs fill it, too."""
-        while True:
-            self.cache.count()
-            self._can_write = True
-            time.sleep(_COUNTS)
-
 
 async def _run() -> None:
     listening = socket.socket(fileno=int(sys.argv[1]))  # its owner may have connected already
     fetcher = Fetcher(json.loads(sys.argv[2]))
     threading.Thread(target=fetcher.accept, args=(listening,), daemon=True).start()
-    threading.Thread(target=fetcher.count, daemon=True).start()
     # The owner's end of this pipe closes when it ends, however it does, and its workers with it.
-    await asyncio.to_thread(sys.stdin.read)
+    is_open = True
+    while is_open:
+        await asyncio.to_thread(fetcher.cache.count)  # other runs fill it, too
+        is_open = not (await asyncio.to_thread(select, [sys.stdin], [], [], _COUNTS))[0]
     shutil.rmtree(Path(listening.getsockname()).parent, ignore_errors=True)
     os._exit(0)  # requests under way are left
 

@@ -19,7 +19,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -29,9 +29,6 @@ from penstock.datasets.files import DataFile, Files, Root, local_file, open_root
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.paths import is_remote
 from penstock.order.keys import IntArray
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 _SPLITS = {
     name: re.compile(rf"{words}([^a-z]|$)", re.IGNORECASE)
@@ -115,7 +112,7 @@ class RecordFiles:
         names = [name for name in addresses if kinds[name] == kind]
         if not names:
             raise DataError(
-                f"dataset.root: {root!r} has files for validation ({next(iter(addresses))!r} ...) "
+                f"dataset.root: {root!r} has files for validation ({next(iter(addresses))!r}) "
                 "and none whose name begins with 'train'. Add or rename them."
             )
         made = cls([addresses[name] for name in names], names, files)
@@ -156,10 +153,7 @@ class RecordFiles:
         wanted = zip(*(each.tolist() for each in spans), strict=True)
         if not self.is_remote:
             return [self._read(*each) for each in wanted]
-        contents: list[bytes | memoryview] = self.files.remote.read(
-            [(self._items[file], start, stop) for file, start, stop in wanted]
-        )
-        return contents
+        return [*self.files.remote.read([(self._items[n], *span) for n, *span in wanted])]
 
     def _read(self, file: int, start: int, stop: int) -> bytes:
         """Bytes start .. stop-1 of a file of this machine."""
@@ -180,9 +174,9 @@ class RecordFiles:
         stop = min(stop, int(self.sizes[file]))
         return self.read(Spans(*(np.array([n]) for n in (file, min(start, stop), stop))))[0]
 
-    def open(self, file: int) -> io.BufferedReader:
+    def open(self, file: int) -> BinaryIO:
         """A file, open for reading at any position; only what is read of it is fetched."""
-        return io.BufferedReader(_Reader(self, file), 1 << 20)
+        return _Reader(self, file) if self.is_remote else self.path(file).open("rb")
 
     def path(self, file: int) -> Path:
         """A path of this machine with all of a file; from a store, it is fetched into the cache."""
@@ -199,13 +193,11 @@ class RecordFiles:
         if not self.is_remote:
             return 0.0
         wanted = zip(*(each.tolist() for each in spans), strict=True)
-        part: float = self.files.remote.want([(self._items[n], *span) for n, *span in wanted])
-        return part
+        return float(self.files.remote.want([(self._items[n], *span) for n, *span in wanted]))
 
     def key(self, file: int) -> str:
         """What changes with the content of a file, for what is made of it and kept."""
-        address = self.addresses[file]
-        where = address if self.is_remote else str(local_file(address).absolute())
+        where = self.addresses[file] if self.is_remote else self.path(file).absolute()
         return f"{where}\0{self.sizes[file]}\0{self.versions[file]}"
 
     def sample(self, file: int, pieces: int) -> list[bytes | memoryview]:
@@ -239,8 +231,8 @@ class RecordFiles:
         return [data_file(*pair, self.files) for pair in zip(self.names, self.addresses)]  # noqa: B905
 
 
-class _Reader(io.RawIOBase):
-    """One of the files as a file object."""
+class _Reader(io.BufferedIOBase, BinaryIO):
+    """A file at an address as a file object."""
 
     def __init__(self, files: RecordFiles, file: int) -> None:
         self._files, self._file, self._at = files, file, 0
@@ -249,21 +241,16 @@ class _Reader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         self._at = max(0, start + offset)
         return self._at
 
-    def readinto(self, buffer: Buffer) -> int:
-        view = memoryview(buffer).cast("B")
-        stop = min(self._at + len(view), self._size)
-        content = self._files.at(self._file, self._at, stop)
-        view[: len(content)] = content
+    def read(self, size: int | None = -1) -> bytes:
+        stop = self._size if size is None or size < 0 else self._at + size
+        content = bytes(self._files.at(self._file, self._at, stop))
         self._at += len(content)
-        return len(content)
+        return content
 
 
 def _local_item(path: str) -> Object:
@@ -283,18 +270,20 @@ def _found(root: str, suffixes: tuple[str, ...], files: Files) -> dict[str, str]
     if root.lower().endswith(suffixes):
         return {root.rpartition("/")[2]: root}
     folder = open_root(root, "the files", files)
-    names = [name for name in folder.files() if name.lower().endswith(suffixes)]
     # `datasets` leaves cache-*.arrow beside the files of a folder whose rows somebody has mapped.
-    names = [name for name in names if not name.rpartition("/")[2].startswith(("_", "cache-"))]
-    return {name: folder.path(name) for name in names}
+    return {
+        name: folder.path(name)
+        for name in folder.files()
+        if name.lower().endswith(suffixes)
+        and not name.rpartition("/")[2].startswith(("_", "cache-"))
+    }
 
 
 def data_file(name: str, address: str, files: Files) -> DataFile:
     """The file at a path or an address; DataError if its store gives no checksum or version."""
     if not is_remote(address):
         return DataFile(name, str(local_file(address)))
-    file: DataFile = files.remote.data_file(name, address)
-    return file
+    return DataFile(*files.remote.data_file(name, address))
 
 
 def expand_braces(pattern: str) -> list[str]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from penstock.addons.audio.reading import check_soundfile, read_audio, read_header
 from penstock.addons.packs.folder import Column, Pack
 from penstock.addons.storage.files import RecordFiles, split_of
-from penstock.addons.storage.rows import ListedRows, TableRows, no_column
+from penstock.addons.storage.rows import TableRows, no_column
 from penstock.addons.tables.columns import converted, label_texts, stored_field
 from penstock.addons.tables.kinds import (
     Fields,
@@ -275,7 +275,7 @@ class TableDataset(FileDataset):
         if self._split_column is not None:
             batches = self.source.batches([self._split_column])
             texts = [str(text) for _, batch in batches for text in batch.column(0).to_pylist()]
-            rows = ListedRows(np.flatnonzero([split_of(text) == self._split for text in texts]))
+            rows = TableRows(np.flatnonzero([split_of(text) == self._split for text in texts]))
         if not len(rows) and self._split != "test":  # of which there may be none
             where = self.source.files.addresses[0]
             raise DataError(f"{where!r} has no rows for the split {self._split!r}.")

@@ -8,7 +8,7 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.addons.filters.expressions import Expression
-from penstock.addons.storage.rows import ListedRows, RowSplit, rows_before
+from penstock.addons.storage.rows import RowSplit, TableRows, rows_before
 from penstock.addons.tables.stream import ParquetStream
 from penstock.addons.tables.table import Parquet
 from penstock.datasets.files import Files
@@ -294,8 +294,8 @@ def test_rows_before_bounds():
     bounds = np.array([0, 0, 3, 10, 10, 25])
     for rows in (
         RowSplit(25),
-        ListedRows(np.array([1, 4, 5, 24])),
-        ListedRows(np.array([], int)),
+        TableRows(np.array([1, 4, 5, 24])),
+        TableRows(np.array([], int)),
         RowSplit(25, "train", 0.2, 0),
         RowSplit(25, "val", 0.2, 0),
     ):
