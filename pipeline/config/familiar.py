@@ -247,6 +247,7 @@ GONE: dict[str, str] = {
     "data.split.column": "dataset.split_column of parquet and image_table, or data.val_dataset",
     "data.split.files": "a dataset for each split: data.val_dataset, data.test_dataset",
     "dataset.fold": "set data.fold",
+    "dataset.group": "set data.split.group",
     "dataset.files.*": "set files.cache_dir, files.options ..., which all datasets share",
     "dataset.append_eod": "end documents when they are written (Megatron's --append-eod)",
     "dataset.eod": "write NAME.offsets.npy beside each file of tokens (docs/text.md)",

@@ -12,18 +12,20 @@ one image read a sample.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import pandas as pd
 import torch
+from PIL import Image, ImageDraw
 
 from penstock.addons.tables.read import exact
-from penstock.addons.tabular.frames import Frame, read_frame
+from penstock.addons.tabular.frames import read_frame
 from penstock.datasets.arrays import check_classes
-from penstock.datasets.files import Files, open_root
-from penstock.datasets.reading.base import FolderDataset, Part, Sample, Split, split_rows
+from penstock.datasets.files import Files, generated_data, open_root
+from penstock.datasets.reading.base import FolderDataset, Part, Sample, Split, split_rows, table
 from penstock.datasets.reading.image import (
     Orientation,
     Reader,
@@ -31,15 +33,26 @@ from penstock.datasets.reading.image import (
     encoded_image,
     read_image,
 )
-from penstock.errors import ConfigError, Problem
-from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
-from penstock.order.keys import IntArray
+from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
+from penstock.order.keys import IntArray, hash64
+from penstock.terminal import watched
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-_FLAGS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0}
+_CORNERS = {"circle": 48, "square": 4, "triangle": 3, "star": 10}
+_COLORS = {
+    "red": (214, 48, 49),
+    "green": (46, 160, 67),
+    "blue": (38, 98, 214),
+    "yellow": (240, 196, 25),
+}
+_SIZES = {"small": 0.13, "large": 0.21}  # radii, as shares of the picture's side
 _SPLITS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
+# What a sample has of the fields of a row: tensors of their own, which a transform may write to.
+_VALUES: Mapping[str, Callable[[Any], Any]] = {
+    "label": int,
+    "labels": torch.tensor,
+    "numbers": torch.tensor,
+    "caption": str,
+}
 
 
 class ImageTable(FolderDataset):
@@ -55,7 +68,7 @@ class ImageTable(FolderDataset):
         split: "train", "val" or "test".
         path: the column of paths.
         images: the folder that paths start from, relative to `root`.
-        label: the column of a class; null: none.
+        label: the column of a class; null, or with `labels`: none.
         labels: columns of 0 and 1, a class each; or one column of the names of all classes that a
             row has, between `separator`s.
         separator: of names in one column of `labels`.
@@ -63,14 +76,13 @@ class ImageTable(FolderDataset):
             those of the whole table, by name.
         numbers: columns of numbers.
         caption: the column of a text.
-        group: the column of what is not divided: rows of one patient, say, are in one split.
         split_column: the column that says train, val (or validation) or test; null: by
             `val_fraction`.
         repeated: a file may be in several rows, as one with several captions; all are in one
             split.
         reader: "torchvision", "pillow" or "skimage".
         val_fraction: share of the rows that validate, of each class alike (of several labels, of
-            the rarest that a row has); of groups, if there are any.
+            the rarest that a row has).
         split_seed: another seed, another split.
         delimiter: of columns; null: a tab for .tsv, else a comma.
         encoding: of a CSV or TSV.
@@ -78,15 +90,14 @@ class ImageTable(FolderDataset):
         lazy: give `image` as an EncodedImage, undecoded, for a transform of
             `penstock.transforms.image_decoding`; the build sets it for those.
         limits: what a file and the table may claim.
-        test_fraction: share of the rows, or groups, to keep for a test.
+        test_fraction: share of the rows to keep for a test.
         orientation: "apply" turns images as their EXIF says; "ignore" takes them as they are
-            stored, for `numbers` that are positions in these; None: "apply", and with several
-            `numbers` a line with the count of such images.
+            stored, for `numbers` that are positions in these; None: "apply".
 
     Raises:
-        DataError: the table or an image is missing, or the table has a mistake: a path twice or one
-            that leads out of the folder, a class that is not in `classes`, a number that is not
-            finite. Names the row and the column.
+        DataError: the table or an image is missing, or the table has a mistake: a path twice, a
+            class that is not in `classes`, a number that is not finite. Names the row and the
+            column.
         ConfigError: there is no such column, or an argument is invalid.
     """
 
@@ -103,7 +114,6 @@ class ImageTable(FolderDataset):
         classes: Sequence[str] | None = None,
         numbers: Sequence[str] | None = None,
         caption: str | None = None,
-        group: str | None = None,
         split_column: str | None = None,
         repeated: bool = False,
         reader: Reader = "torchvision",
@@ -117,80 +127,86 @@ class ImageTable(FolderDataset):
         test_fraction: Fraction = 0.0,
         orientation: Orientation | None = None,
     ) -> None:
-        if label is not None and labels is not None:
-            reason = "beside dataset.label: a sample has one class or several; set one to null"
-            raise ConfigError(Problem("dataset.labels", reason))
         self.reader, self.lazy, self.limits = check_reader(reader, orientation), lazy, limits
-        several = [labels] if isinstance(labels, str) else labels
-        roles: dict[str, Sequence[str | None]] = {
-            "path": [path],
-            "label": [label],
-            "labels": several or (),
-            "caption": [caption],
-        }
-        roles |= {"group": [group], "split_column": [split_column], "numbers": numbers or ()}
-        named = {key: [name for name in names if name] for key, names in roles.items()}
-        # These are names even where all cells of a CSV look like numbers: 0001 is no 1.
-        texts = [path, label, labels, caption]
+        # A sample has one class or several.
+        label = label if labels is None else None
         folder = open_root(root, f"the table {table!r}", files)
+        roles = {"path": path, "label": label, "labels": labels, "caption": caption}
         frame = read_frame(
             folder.path(table),
-            named,
-            texts=[name for name in texts if isinstance(name, str)],
+            {**roles, "split_column": split_column, "numbers": numbers},
+            # These are names even where all cells of a CSV look like numbers: 0001 is no 1.
+            texts=[name for name in roles.values() if isinstance(name, str)],
             files=files,
             delimiter=delimiter,
             encoding=encoding,
             separator=separator,
         )
-        self.folder = folder.below(images)
-        names = frame.texts(path)
-        self._check_files(frame, path, names, repeated)
-        self.classes: list[str] = []
-        self.fields, strata = dict[str, npt.NDArray[Any]](), None
+        self.folder, names = folder.below(images), frame.texts(path)
+        if not repeated:
+            frame.refuse(
+                path,
+                pd.Series(names).duplicated(),
+                "is in an earlier row, too. Remove one of the rows; or, if a file may be in "
+                "several, set dataset.repeated=true",
+            )
+        # One listing a folder, and no look at each file: by much the faster on a network's disk.
+        missing = self.folder.first_missing(names)
+        if missing is not None:
+            raise frame.error(
+                missing,
+                path,
+                f"is missing ({self.folder.path(names[missing])!r}). Put it there or remove the "
+                "row (or set dataset.images to the folder that paths start from)",
+            )
+        self.classes = [*map(str, classes or ())]
+        self.fields, strata = dict[str, Any](), None
         if label is not None:
-            rows_of = [[name] for name in frame.texts(label)]
-            self.classes = _classes(frame, label, rows_of, classes, limits)
-            codes = {name: code for code, name in enumerate(self.classes)}
-            self.fields["label"] = strata = np.array([codes[name] for (name,) in rows_of], np.int64)
+            self.classes = self.classes or sorted({*frame.texts(label)})
+            check_classes(len(self.classes), f"{frame.name!r}, column {label!r}", limits)
+            self.fields["label"] = strata = frame.codes(label, self.classes, all_known=True)
+        if isinstance(labels, str):
+            cells = [
+                {*map(str.strip, (word or "").split(separator))} - {""}
+                for word in frame.words(labels)
+            ]
+            self.classes = self.classes or sorted(set[str]().union(*cells))
+            # Before the array that has a column a class.
+            check_classes(len(self.classes), f"{frame.name!r}, column {labels!r}", limits)
+            flags = np.array([[name in cell for name in self.classes] for cell in cells])
+            others = flags.sum(1) < [*map(len, cells)]
+            frame.refuse(labels, others, f"is none of the classes {', '.join(self.classes[:8])}")
+        elif labels is not None:
+            self.classes = [*labels]
+            flags = np.stack([frame.numbers(name, complete=True) for name in labels], 1)
+            for name, values in zip(labels, flags.T, strict=True):
+                wrong = "is neither 0 nor 1. Correct it, or take the column out of dataset.labels"
+                frame.refuse(name, values * values != values, wrong)
         if labels is not None:
-            flags: Any
-            if isinstance(labels, str):
-                cells = [(cell or "").split(separator) for cell in frame.words(labels)]
-                rows_of = [[name for name in map(str.strip, cell) if name] for cell in cells]
-                self.classes = _classes(frame, labels, rows_of, classes, limits)
-                flags = [[name in own for name in self.classes] for own in rows_of]
-            else:
-                self.classes = [*labels]
-                flags = np.stack([_flags(frame, column) for column in labels], 1)
-            self.fields["labels"] = np.array(flags, np.float32)
-            # A row of several labels has no class of its own to be divided by.
-            strata = _rarest(self.fields["labels"])
+            self.fields["labels"] = flags.astype(np.float32)
+            # A row of several labels has no class of its own to be divided by: the rarest is. One
+            # without a label is of a class of its own.
+            rarest = np.where(flags, flags.sum(0), np.inf).argmin(1)
+            strata = np.where(flags.any(1), rarest, flags.shape[1])
         if numbers:
-            made = np.stack([frame.numbers(column) for column in numbers], 1)
-            # A missing number is NaN, and no comparison holds for it. Compared before the cast,
-            # which would make infinity of what is too large.
-            for row, place in np.argwhere(~(np.abs(made) <= np.finfo(np.float32).max))[:1].tolist():
-                raise frame.error(
-                    row, numbers[place], "is no float32. Correct it, or remove the row"
-                )
-            self.fields["numbers"] = made.astype(np.float32)
+            columns = [frame.numbers(name, complete=True) for name in numbers]
+            self.fields["numbers"] = np.stack(columns, 1).astype(np.float32)
         if caption is not None:
             self.fields["caption"] = np.array(frame.texts(caption), object)
+        # Bytes: names of files need not be text.
+        encoded = np.array([*map(os.fsencode, names)])
+        files_of, firsts, file_of = np.unique(encoded, return_index=True, return_inverse=True)
         if split_column is not None:
             parts = [_SPLITS.get(name.lower()) for name in frame.texts(split_column)]
-            if None in parts:
-                wrong = "is none of train, val, test. Correct it"
-                raise frame.error(parts.index(None), split_column, wrong)
+            frame.refuse(split_column, pd.isna(parts), "is none of train, val, test. Correct it")
             chosen = np.array(parts) == split
         else:
-            # Of rows without groups, those of one file belong together.
-            together = names if group is None else frame.texts(group)
-            shares = val_fraction, test_fraction
-            chosen = _divided(together, split, shares, split_seed, strata)
-        # Bytes: names of files need not be text.
-        encoded = np.array([os.fsencode(name) for name in names])
+            # Rows of one file belong together, and have no class of their own.
+            alike = strata[firsts] if strata is not None and len(firsts) == len(names) else None
+            own = split_rows(files_of, split, val_fraction, split_seed, alike, test_fraction)
+            chosen = np.isin(file_of, own)
         # In the order of paths, so that another order of the table changes no sample.
-        by_name = np.argsort(encoded, kind="stable")
+        by_name = np.argsort(file_of, kind="stable")
         self.rows: IntArray = by_name[chosen[by_name]]
         self.names = encoded[self.rows]
         self.fields = {name: values[self.rows] for name, values in self.fields.items()}
@@ -200,18 +216,8 @@ class ImageTable(FolderDataset):
     def __getitem__(self, index: int) -> Sample:
         read = encoded_image if self.lazy else read_image
         image = self._read(index, lambda path, shown: read(path, self.reader, shown, self.limits))
-        return {"image": image, **self.facts_of(index)}
-
-    def facts_of(self, index: int) -> Sample:
-        """The table's entries for a sample."""
-        sample: Sample = {name: values[index] for name, values in self.fields.items()}
-        if "label" in sample:
-            # A whole number of Python, as the samples of all datasets have for a class.
-            sample["label"] = int(sample["label"])
-        for name in {"labels", "numbers"} & sample.keys():
-            # A copy: a transform may write to its sample, and the table stays.
-            sample[name] = torch.from_numpy(sample[name].copy())
-        return sample
+        facts = {name: _VALUES[name](values[index]) for name, values in self.fields.items()}
+        return {"image": image, **facts}
 
     @property
     def metadata(self) -> pd.DataFrame:
@@ -220,14 +226,9 @@ class ImageTable(FolderDataset):
         With the columns `path` (of the file), and with a label also `label` (its number) and
         `class`, instead of columns that are called so.
         """
-        import pandas as pd
-
         cells = {name: exact(self._table[name]) for name in self._table.column_names}
-        cells["path"] = self._paths()
-        if "label" in self.fields:
-            cells["label"], names = self.fields["label"], pd.Index(self.classes)
-            cells["class"] = pd.Categorical.from_codes(cells["label"], categories=names)
-        return pd.DataFrame(cells)
+        own = {"label": self.fields["label"]} if "label" in self.fields else {}
+        return table({**cells, "path": self._paths(), **own}, self.classes if own else ())
 
     @property
     def facts(self) -> dict[str, int]:
@@ -237,76 +238,113 @@ class ImageTable(FolderDataset):
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The reader, the classes, and this split's names, file sizes and columns."""
-        parts: list[Part] = ["image_table", self.reader, len(self.classes), *self.classes]
-        parts += [*self._file_parts(sized), *self.fields.get("caption", [])]
-        return [*parts, *(self.fields.get(name, "none") for name in ("label", "labels", "numbers"))]
-
-    def _check_files(self, frame: Frame, path: str, names: Sequence[str], repeated: bool) -> None:
-        """Refuse a row whose file is missing, or in another row too."""
-        rows = dict[str, int]()
-        for row, name in enumerate(names):
-            if rows.setdefault(name, row) != row and not repeated:
-                wrong = f"is already in row {rows[name]}. Remove one of the rows, or set "
-                wrong += "dataset.repeated=true if a file may be in several"
-                raise frame.error(row, path, wrong)
-        # One listing a folder, and no look at each file: by much the faster on a network's disk.
-        missing = self.folder.first_missing(names)
-        if missing is not None:
-            where = self.folder.path(names[missing])
-            wrong = f"is missing ({where!r}). Put it there or remove the row (or set "
-            wrong += "dataset.images to the folder that paths start from)"
-            raise frame.error(missing, path, wrong)
+        columns = [self.fields.get(name, "none") for name in ("label", "labels", "numbers")]
+        parts = [*self._file_parts(sized), *self.fields.get("caption", []), *columns]
+        return ["image_table", self.reader, len(self.classes), *self.classes, *parts]
 
 
-def _flags(frame: Frame, column: str) -> list[Any]:
-    """A column of 0 and 1, or of truth values, as numbers."""
-    flags = [_FLAGS.get(str(word).lower()) for word in frame.words(column)]
-    if None in flags:
-        wrong = "is neither 0 nor 1. Correct it, or take the column out of dataset.labels"
-        raise frame.error(flags.index(None), column, wrong)
-    return flags
+class DrawnScenes(ImageTable):
+    """Two shapes, each small or large and of one of four colours, one above or beside the other.
+
+    Samples as in `ImageTable`: of the columns `label` (both shapes), `colors` (both colours),
+    `labels` (colours and shapes that occur), `caption` and the number `angle` (of the first shape,
+    in degrees). Scene `i` is a function of (seed, i, size), so a larger `count` begins with the
+    same scenes.
+
+    The first use writes pictures and table into a folder of `root` that is named by its arguments:
+    1 ms and 2 kB a picture of 64 px.
+
+        path,label,colors,labels,caption,angle
+        scene_000000.jpg,circle and square,blue and red,blue|circle|red|square,a small red circle...
+
+    Args:
+        root: folder that the data is written to, in one subfolder for each set of arguments; None:
+            in the user's cache (see `penstock.datasets.files.generated_data`).
+        count: of scenes of all splits.
+        size: height and width in pixels, 32 to 512.
+        seed: other scenes for another seed.
+        split, label, labels, numbers, caption, val_fraction, split_seed, reader, lazy, limits,
+            test_fraction: as in `ImageTable`.
+
+    Raises:
+        DataError: the data cannot be written.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        split: Split = "train",
+        count: Count = 2000,
+        size: Count = 64,
+        seed: Seed = 0,
+        label: str | None = "label",
+        labels: str | None = None,
+        numbers: list[str] | None = None,
+        caption: str | None = None,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
+        reader: Reader = "torchvision",
+        lazy: bool = False,
+        limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
+    ) -> None:
+        name = f"{count}x{size}-seed{seed}-v1"  # another version when the drawings change
+        with generated_data(
+            root, "drawn_scenes", name, lambda folder: _write(folder, count, size, seed)
+        ) as made:
+            super().__init__(
+                made,
+                "scenes.csv",
+                split,
+                label=label,
+                labels=labels,
+                numbers=numbers,
+                caption=caption,
+                reader=reader,
+                val_fraction=val_fraction,
+                split_seed=split_seed,
+                lazy=lazy,
+                limits=limits,
+                test_fraction=test_fraction,
+            )
 
 
-def _classes(
-    frame: Frame,
-    column: str,
-    rows_of: Sequence[Sequence[str]],
-    classes: Sequence[str] | None,
-    limits: Limits,
-) -> list[str]:
-    """The classes: those that are given, or else all names that the rows have."""
-    found = {name for names in rows_of for name in names}
-    made = sorted(found) if classes is None else [*map(str, classes)]
-    # Before the arrays that have a column a class.
-    check_classes(len(made), f"{frame.name!r}, column {column!r}", limits)
-    if other := found.difference(made):
-        # The first such row, for the message; of all rows only if there is one.
-        row = next(row for row, names in enumerate(rows_of) if other.intersection(names))
-        raise frame.error(row, column, f"is none of the classes {', '.join(made[:8])}")
-    return made
-
-
-def _rarest(labels: npt.NDArray[np.float32]) -> IntArray:
-    """The rarest label of each row, int64[N]; the number of classes where it has none."""
-    # The added column is that of no label, and counts as the commonest: any label is rarer.
-    counts = np.append(labels.sum(0), len(labels) + 1)
-    present = np.append(labels, np.ones((len(labels), 1), np.float32), axis=1) > 0
-    rarest: IntArray = np.where(present, counts, np.inf).argmin(1).astype(np.int64)
-    return rarest
-
-
-def _divided(
-    together: Sequence[str],
-    split: str,
-    shares: tuple[float, float],
-    seed: int,
-    strata: IntArray | None,
-) -> npt.NDArray[np.bool_]:
-    """Which rows are of a split, where rows of one name in `together` stay together."""
-    names, firsts, inverse = np.unique(
-        np.array([os.fsencode(name) for name in together]), return_index=True, return_inverse=True
-    )
-    # Groups of several rows have no class of their own.
-    alike = strata[firsts] if strata is not None and len(names) == len(together) else None
-    groups = split_rows(names, split, shares[0], seed, alike, shares[1])
-    return np.isin(inverse, groups)
+def _write(folder: Path, count: int, size: int, seed: int) -> None:
+    rows, large = list[dict[str, str]](), size * 4
+    ramp = np.linspace(0, 1, large)
+    for number in watched(range(count), count, "drawing scenes"):
+        # A key for each scene, so that it does not depend on those before it; and draws stand in
+        # one order, whatever comes of them.
+        random = np.random.default_rng(hash64(seed, "scene", number))
+        # Grey that slowly changes from corner to corner.
+        grey = random.uniform(70, 190) + random.uniform(-50, 50) * ramp[:, None]
+        grey = (grey + random.uniform(-50, 50) * ramp)[..., None] + random.uniform(-12, 12, 3)
+        # Reduced at the end, which makes smooth edges; ImageDraw itself draws steps.
+        picture = Image.fromarray(grey.clip(0, 255).astype(np.uint8))
+        above, drawn = bool(random.integers(2)), list[tuple[str, str, str, float]]()
+        for place in (0.27, 0.73):
+            shape, color, scale = (str(random.choice([*of])) for of in (_CORNERS, _COLORS, _SIZES))
+            along, across = place + random.uniform(-0.05, 0.05), random.uniform(0.28, 0.72)
+            angle = float(random.uniform(0, 360))
+            radius, points = _SIZES[scale] * random.uniform(0.92, 1.08), np.arange(_CORNERS[shape])
+            turns = points * (2 * np.pi / len(points)) + np.radians(angle)
+            radii = np.where(points % 2, 0.42 if shape == "star" else 1.0, 1.0)[:, None]
+            corners = np.stack([np.cos(turns), np.sin(turns)], axis=1) * radii * radius
+            corners = (corners + ((across, along) if above else (along, across))) * large
+            fill = tuple(int(level + random.uniform(-18, 18)) for level in _COLORS[color])
+            ImageDraw.Draw(picture).polygon([*map(tuple, corners.tolist())], fill=fill)
+            drawn.append((shape, color, f"a {scale} {color} {shape}", angle))
+        shapes, colors, words, angles = zip(*drawn, strict=True)
+        row = {
+            "path": f"scene_{number:06d}.jpg",
+            "label": " and ".join(sorted(shapes)),
+            "colors": " and ".join(sorted(colors)),
+            "labels": "|".join(sorted({*shapes, *colors})),
+            "caption": f"{words[0]} {'above' if above else 'left of'} {words[1]}",
+            "angle": f"{angles[0]:.1f}",
+        }
+        picture.resize((size, size), Image.Resampling.LANCZOS).save(
+            folder / row["path"], quality=92
+        )
+        rows.append(row)
+    pd.DataFrame(rows).to_csv(folder / "scenes.csv", index=False, lineterminator="\n")

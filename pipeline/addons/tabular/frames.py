@@ -86,8 +86,8 @@ class Frame:
             return "number"
         return "date" if pc.all(pc.match_substring_regex(texts, _DATE)).as_py() else "category"
 
-    def numbers(self, column: str) -> Floats:
-        """A column of numbers, float64[N]; NaN where a value is missing.
+    def numbers(self, column: str, complete: bool = False) -> Floats:
+        """A column of numbers, float64[N]; NaN where a value is missing, which `complete` refuses.
 
         Raises:
             DataError: a cell is not a number, or infinite.
@@ -98,7 +98,7 @@ class Frame:
         # Pandas tells which cell is no number; a cast of Arrow only says that one is none. Whole
         # numbers above 2^53 round to their neighbours, which statistics do not mind.
         values = pd.to_numeric(cells.to_pandas(), errors="coerce").to_numpy(np.float64)
-        wrong = ~np.isfinite(values) & cells.is_valid().to_numpy()
+        wrong = ~np.isfinite(values) & (cells.is_valid().to_numpy() | complete)
         self.refuse(column, wrong, f"is not a number, or not finite. {_WAYS}")
         return values
 
@@ -134,12 +134,18 @@ class Frame:
         self.refuse(column, pd.isna(words), "is refused. Fill it in, or remove the row")
         return words.tolist()
 
-    def codes(self, column: str, names: Sequence[str]) -> IntArray:
-        """The number of each cell among `names`, int64[N]: -1 where it is none of them, and -2
-        where it is missing."""
+    def codes(self, column: str, names: Sequence[str], all_known: bool = False) -> IntArray:
+        """The number of each cell among `names`, int64[N]: -1 where it is none of them, which
+        `all_known` refuses, and -2 where it is missing."""
         numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
         numbers[None] = -2
-        return np.array([numbers.get(word, -1) for word in self.words(column)], np.int64)
+        codes = np.array([numbers.get(word, -1) for word in self.words(column)], np.int64)
+        if all_known:
+            ways = "Correct it, or add it to dataset.classes"
+            self.refuse(
+                column, codes == -1, f"is none of the classes {', '.join(names[:12])}. {ways}"
+            )
+        return codes
 
 
 def read_frame(
@@ -257,7 +263,7 @@ def _typed(cells: pa.ChunkedArray, marks: Sequence[str], decimal: str) -> pa.Chu
     # Whole kinds first: as floats, numbers above 2^53 would become their neighbours.
     texts = _numeric(cells, marks, decimal)
     if not pc.any(pc.match_substring_regex(texts, _PADDED)).as_py():
-        for kind in (pa.int64(), pa.uint64(), pa.float64()):
+        for kind in (pa.int64(), pa.uint64(), pa.float64(), pa.bool_()):
             with suppress(pa.ArrowInvalid):
                 # Arrow makes an error for every cell that fails: half a second for 100,000 rows.
                 texts.drop_null()[:100].cast(kind)

@@ -451,10 +451,7 @@ def _targets(
     """The rows that have a target, and those targets: int64[n] of classes, float64[n] of a number,
     float64[n, K] of several."""
     if classes:
-        values: npt.NDArray[Any] = frame.codes(names[0], classes)
-        wrong = f"is not one of the classes {', '.join(classes[:12])}"
-        ways = "Correct it, or add it to dataset.classes"
-        frame.refuse(names[0], values == -1, f"{wrong}. {ways}")
+        values: npt.NDArray[Any] = frame.codes(names[0], classes, all_known=True)
         missing = values < 0
     else:
         values = np.stack([frame.numbers(name) for name in names], 1)

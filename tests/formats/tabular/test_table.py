@@ -186,7 +186,9 @@ def test_another_file_validates_with_the_classes_of_the_first(tmp_path):
     assert (len(train), len(val)) == (ROWS, 10)
     same(val, [train[row] for row in range(10)])
     data[:10].assign(sold="maybe").to_csv(tmp_path / "b.csv", index=False)
-    with pytest.raises(DataError, match=r"b\.csv', row 0, column 'sold': 'maybe' is not one of"):
+    with pytest.raises(
+        DataError, match=r"b\.csv', row 0, column 'sold': 'maybe' is none of the classes no, yes"
+    ):
         Table(str(tmp_path), "sold", "val", **options)
     data[:10].drop(columns="area").to_csv(tmp_path / "b.csv", index=False)
     with pytest.raises(ConfigError, match=r"b\.csv' there is no column 'area'"):
