@@ -133,7 +133,7 @@ def _run_hydra(args: Any, words: list[str]) -> None:
             if not (args.info or args.hydra_help):
                 name, path, words = _stored(name, made, words)
     except ConfigError as error:
-        error.told = world.launched_rank()[1] > 0  # the first rank of each machine reports it
+        error.reported = world.launched_rank()[1] > 0  # the first rank of each machine reports it
         raise
     sys.argv[1:] = [
         word
@@ -280,7 +280,7 @@ def report(error: BaseException) -> int:
     known = error if isinstance(error, PenstockError) else None
     if known is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
         say(rank + "".join(traceback.format_exception(error)).rstrip().replace("\n", f"\n{rank}"))
-    if known and str(known) and not known.told:
+    if known and str(known) and not known.reported:
         (_say_once if known.exit_code == PREEMPTED else say)(f"{rank}{known.kind}{known}")
     return known.exit_code if known else 1
 

@@ -15,11 +15,11 @@ class PenstockError(Exception):
     """Base of the errors that are reported as one message, without a traceback.
 
     Attributes:
-        told: whether a person has had the message.
+        reported: whether the message has been printed.
         kind: what the message begins with.
     """
 
-    exit_code, told, kind = 1, False, "error: "
+    exit_code, reported, kind = 1, False, "error: "
 
 
 @dataclass(frozen=True)

@@ -402,7 +402,7 @@ class Split:
         if target.__module__.startswith("penstock."):
             return made
         fields = self.data.fields
-        names = Fields(config.data.batch_fields, fields.given or fields.usual)
+        names = Fields(config.data.batch_fields, fields.names or fields.usual)
         return OwnCollate(made, names, one=config.batch.size is None)
 
     def fetch(self, hashed: bool = False, whole: bool = True) -> Fetch:

@@ -151,7 +151,7 @@ class Group:
                 f"{str(missing)[1:-1] or 'none, so they wait at different places'}. "
                 "kill -USR2 PID prints where a process stands"
             )
-            late.told = self.world.rank != next(one for one in ranks if one not in missing)
+            late.reported = self.world.rank != next(one for one in ranks if one not in missing)
             raise late from error
 
 
@@ -198,7 +198,7 @@ def join(
             )
         )
         # One rank of each machine says so.
-        unreachable.told = world.rank != 1 and world.local_rank != 0
+        unreachable.reported = world.rank != 1 and world.local_rank != 0
         raise unreachable from error
     group = Group(world, control, store, timeout)
     with group.explained():

@@ -31,7 +31,9 @@ from penstock.errors import PREEMPTED, PenstockError
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _ECHO = 2.0
 # Of this process, as signals are: the name of the first signal and its time.
-_state = SimpleNamespace(asked=None, since=0.0, mode="", say=print, waits=False, owner=0, stop=None)
+_state = SimpleNamespace(
+    request=None, since=0.0, mode="", say=print, waits=False, owner=0, stop=None
+)
 
 
 class Preempted(PenstockError):
@@ -66,7 +68,7 @@ def requests(
         yield
         return
     outer, handlers = vars(_state).copy(), {one: signal.signal(one, _take) for one in SIGNALS}
-    _state.mode, _state.say, _state.asked, _state.owner = mode, say, None, os.getpid()
+    _state.mode, _state.say, _state.request, _state.owner = mode, say, None, os.getpid()
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -79,7 +81,7 @@ def requests(
     finally:
         # The outer one inherits the request; without one, it is over.
         vars(_state).update(
-            outer, asked=_state.asked if outer["mode"] else None, since=_state.since
+            outer, request=_state.request if outer["mode"] else None, since=_state.since
         )
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -90,12 +92,12 @@ def _take(number: int, frame: FrameType | None) -> None:
     if os.getpid() != _state.owner:  # in a child, which signals end as usual
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
-    if _state.asked is not None:
+    if _state.request is not None:
         if now - _state.since >= _ECHO:
             _state.say(f"{name}: leaving at once, with what the last checkpoint holds")
             os._exit(PREEMPTED)
         return
-    _state.asked, _state.since = name, now
+    _state.request, _state.since = name, now
     if mode == "leave":
         # Not through sys.stderr, which the program may be writing to at this very moment.
         os.write(2, f"{Stop(name)}\n".encode())
@@ -108,9 +110,9 @@ def _take(number: int, frame: FrameType | None) -> None:
         raise Stop(name)
 
 
-def asked() -> str | None:
+def requested() -> str | None:
     """The name of the signal by which this process was asked to stop, or None."""
-    return None if _state.asked is None else str(_state.asked)
+    return None if _state.request is None else str(_state.request)
 
 
 @contextmanager
@@ -121,8 +123,8 @@ def waiting() -> Iterator[None]:
         return
     _state.waits = True
     try:
-        if _state.asked and _state.mode == "note":
-            raise Stop(_state.asked)
+        if _state.request and _state.mode == "note":
+            raise Stop(_state.request)
         yield
     finally:
         _state.waits = False

@@ -66,7 +66,7 @@ def replacing(path: Path, kind: type[PenstockError] = DiskError) -> Iterator[Bin
     Raises:
         kind: instead of an OSError.
     """
-    hidden = beside(path)
+    hidden = temporary_name(path)
     try:
         with writing(path, kind):
             with hidden.open("xb") as file:
@@ -82,7 +82,7 @@ def replacing(path: Path, kind: type[PenstockError] = DiskError) -> Iterator[Bin
             hidden.unlink(missing_ok=True)
 
 
-def beside(path: Path) -> Path:
+def temporary_name(path: Path) -> Path:
     """A new hidden name in the same folder, which `prepare` recognizes."""
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
 

@@ -53,14 +53,14 @@ class Fields:
     def __init__(
         self, names: Sequence[str] | None = None, usual: Sequence[str] = ("input", "target")
     ) -> None:
-        self.given, self.usual = tuple(names or ()), tuple(usual)
-        if len(set(self.given)) != len(self.given):
-            reason = f"got {', '.join(self.given)}; every position needs a name of its own"
+        self.names, self.usual = tuple(names or ()), tuple(usual)
+        if len(set(self.names)) != len(self.names):
+            reason = f"got {', '.join(self.names)}; every position needs a name of its own"
             raise ConfigError(Problem("data.fields", reason))
 
     def of(self, count: int) -> tuple[str, ...]:
         """The names of `count` positions."""
-        names = (self.given or self.usual)[:count]
+        names = (self.names or self.usual)[:count]
         return names + tuple(f"field_{number}" for number in range(len(names), count))
 
     def named(self, sample: Any) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Fields:
             raise DataError("the sample is None; a dataset gives a dict, a tuple or a tensor")
         values = sample if isinstance(sample, (tuple, list)) else (sample,)
         # A named tuple's own names beat those of the configuration, which are for bare positions.
-        names = getattr(sample, "_fields", self.given) or self.of(len(values))
+        names = getattr(sample, "_fields", self.names) or self.of(len(values))
         if len(names) == 1 != len(values):
             values = (sample,)  # the name is that of the whole
         if len(names) != len(values):

@@ -228,13 +228,13 @@ def not_empty(plan: Plan, rows: int, sampler: str) -> Plan:
     if plan.steps(0):
         return plan
     size, forms = plan.batch_size, isinstance(plan.sampler, BatchStrategy)
-    rows_given = rows if forms else plan.sampler.size(0)
-    if plan.tail == "drop" and rows_given:
+    samples = rows if forms else plan.sampler.size(0)
+    if plan.tail == "drop" and samples:
         less = "leaves out what is less than a batch"
-        way = f"set batch.size={rows_given} or less, or batch.tail=keep"
+        way = f"set batch.size={samples} or less, or batch.tail=keep"
         problem = Problem(
             "batch.size",
-            f"{size} is more than the {rows_given} samples of an epoch, and "
+            f"{size} is more than the {samples} samples of an epoch, and "
             f"batch.tail=drop {less}, so nothing is left; {way}",
         )
         if forms:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from penstock.distributed.group import Group
 from penstock.errors import ConfigError
-from penstock.files.disk import DiskError, beside, prepare, replacing, writing
+from penstock.files.disk import DiskError, prepare, replacing, temporary_name, writing
 from penstock.files.limits import Count, PositiveFloat
 
 State = dict[str, Any]
@@ -251,7 +251,7 @@ class Checkpoints:
         prepare(self.folder, CheckpointError, idle=0)
         write(path, text, tensors)
         if best:
-            hidden = beside(self.folder / BEST)
+            hidden = temporary_name(self.folder / BEST)
             with writing(self.folder / BEST, CheckpointError):
                 try:
                     os.link(path, hidden)  # it outlives the first name

@@ -92,11 +92,11 @@ class RunFolder:
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
             # Of several processes that find it free, the lock lets one in.
-            if _is_free(folder) and (held := take(folder)) is not None:
+            if _is_free(folder) and (lock_file := take(folder)) is not None:
                 break
-        assert held is not None  # there is always another name
+        assert lock_file is not None  # there is always another name
         known = provenance()
-        run = cls(folder, {"status": "running", **known, **facts, "sessions": []}, held)
+        run = cls(folder, {"status": "running", **known, **facts, "sessions": []}, lock_file)
         run._write_config(config)
         run._begin_session(known, world)  # last, as from then on the folder can be resumed
         return run
@@ -120,12 +120,12 @@ class RunFolder:
             DiskError: it cannot be written to.
         """
         read_manifest(path)  # before the lock, which is a file in the folder
-        if (held := take(path)) is None:
+        if (lock_file := take(path)) is None:
             holder = one_line((path / HOLDER).read_text(errors="replace")) or "another process"
             way = "wait for it or stop it, or set another run_dir"
             raise ConfigError(Problem("resume", f"{path} is in use by {holder}; {way}"))
         prepare(path, idle=0)
-        run = cls(path, {**read_manifest(path), "status": "running"}, held)
+        run = cls(path, {**read_manifest(path), "status": "running"}, lock_file)
         config = yaml.safe_load((path / CONFIG).read_bytes())
         # The next session starts from this file, so it has to hold what this one has changed.
         run._write_config({**config, "trainer": {**config["trainer"], **trainer}})
@@ -188,19 +188,21 @@ def take(folder: Path) -> FileIO | None:
     # A lock, since a process id would be reused, and means nothing on another machine.
     with writing(folder / HOLDER):
         try:
-            held = lock(folder / HOLDER)
+            lock_file = lock(folder / HOLDER)
         except BlockingIOError:
             return None
-        held.truncate(0)  # the file itself stays, as others may wait for its lock
+        lock_file.truncate(0)  # the file itself stays, as others may wait for its lock
         command = program.joined(sys.orig_argv)
-        held.write(f"process {os.getpid()} on {platform.node()} since {now()} ({command})".encode())
-    return held
+        lock_file.write(
+            f"process {os.getpid()} on {platform.node()} since {now()} ({command})".encode()
+        )
+    return lock_file
 
 
 def _is_free(folder: Path) -> bool:
-    found = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     # A run that was killed while it claimed the folder left a holder, and maybe a configuration.
-    return found <= {"job.lock", *({HOLDER, CONFIG} if HOLDER in found else ())}
+    return names <= {"job.lock", *({HOLDER, CONFIG} if HOLDER in names else ())}
 
 
 def now() -> str:

@@ -180,4 +180,4 @@ def marks_of(node: Any, dataset: Any, has_fingerprint: bool, fields: Fields) -> 
         facts[name] = text
     if not has_fingerprint and (columns := columns_of(dataset, fields)):
         facts["labels"] = hash_sample(columns).hex()
-    return facts | ({"fields": ", ".join(fields.given)} if fields.given else {})
+    return facts | ({"fields": ", ".join(fields.names)} if fields.names else {})

@@ -133,9 +133,9 @@ def with_schedules(
         return {**own, SCHEDULES: before}, None
     function = targets.resolve(scheduler["_target_"], "scheduler._target_")
     # A schedule that gets its length from the build cannot go on beyond it.
-    asked = _COUNTS.intersection(targets.arguments(function)) - scheduler.keys()
+    lengths = _COUNTS.intersection(targets.arguments(function)) - scheduler.keys()
     is_constant = function.__name__ == "ConstantLR" and scheduler.get("factor") == 1
-    if not is_other and (not asked or is_constant):
+    if not is_other and (not lengths or is_constant):
         return own, None
     kept, left = [], done
     for span in before:

@@ -139,8 +139,8 @@ class Run:
         from penstock.tasks.replay import recompute
 
         # The batch is made anew, by the same code as in the run.
-        asked = {"split": split, "epoch": epoch, "step": step}
-        batch = recompute(getattr(self._data, split), self._data.config.model_copy(update=asked))
+        address = {"split": split, "epoch": epoch, "step": step}
+        batch = recompute(getattr(self._data, split), self._data.config.model_copy(update=address))
         known = self.digests.query("epoch == @epoch and step == @step")["hash"].tolist()
         made = batch_hash([batch])
         if split == "train" and known not in ([], [made]):

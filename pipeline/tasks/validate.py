@@ -219,8 +219,8 @@ def try_one_batch(
     ):
         for batch in batches.epoch(0):
             model.to(device).eval()
-            given = objective.inputs_of(batch)
-            with autocast(device, options.precision), explained("model", model, given):
+            inputs = objective.inputs_of(batch)
+            with autocast(device, options.precision), explained("model", model, inputs):
                 outputs = objective.measure(model, batch)[1]
             objective.update(outputs, batch)
             try:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MOST_NAMED = 40  # values of one metric that get a name each
 
-# Whose errors are about what they are given.
+# Libraries whose errors are about their arguments.
 _LIBRARIES = ("penstock", "torch", "torchmetrics", "torchvision", "timm", "transformers")
 _NORMALIZES = "Expected more than 1 value per channel when training"  # what batch norm raises
 
@@ -183,8 +183,7 @@ class Objective:
 
     def _of_each(self, what: str, loss: Any, count: int) -> Tensor:
         if not isinstance(loss, Tensor):
-            name = type(loss).__name__
-            raise ConfigError(Problem("objective", f"{what} gives a {name}, not a tensor"))
+            raise ConfigError(Problem("objective", f"{what} gives {in_shape(loss)}, not a tensor"))
         self._of_batch = loss.ndim == 0
         each = loss.float().expand(count) if self._of_batch else loss.float()
         if not count:  # no loss counts, but the graph does: other ranks wait for its gradients
@@ -212,13 +211,13 @@ class Objective:
             return
         rows, target = unpadded(batch), getattr(self.own, "target", "target")
         says = self._has("measured")
-        given = (
+        arguments = (
             self.own.measured(outputs, rows) if says else (outputs, field(self.own, rows, target))
         )
         for name, metric in self.metrics.items():
-            arguments = given[name] if isinstance(given, Mapping) else given
-            with explained(f"objective.metrics.{name}", metric, map(in_shape, arguments)):
-                metric.update(*arguments)
+            each = arguments[name] if isinstance(arguments, Mapping) else arguments
+            with explained(f"objective.metrics.{name}", metric, map(in_shape, each)):
+                metric.update(*each)
 
     def compute(self, group: Group | None = None) -> dict[str, float]:
         """Every metric by name; one with a value a class as `name/<class>`. Waits for the device.
@@ -375,13 +374,13 @@ def field(own: object, batch: Mapping[str, Any], name: str) -> Tensor:
 
 
 @contextmanager
-def explained(key: str, part: Any, given: Iterable[str]) -> Iterator[None]:
+def explained(key: str, part: Any, inputs: Iterable[str]) -> Iterator[None]:
     """Say what does not fit where a library's code raises below the call of a part, at its key.
 
     What a person's own code raises keeps its traceback, which says more.
 
     Args:
-        given: what the part is called with, as texts; made only where it is needed.
+        inputs: what the part is called with, as texts; made only where it is needed.
     """
     try:
         yield
@@ -403,7 +402,7 @@ def explained(key: str, part: Any, given: Iterable[str]) -> Iterator[None]:
         # Memory runs out anywhere, and CUDA raises later than its cause: frames say nothing then.
         if not (library and below) or isinstance(error, torch.OutOfMemoryError) or "CUDA" in text:
             raise
-        reason = f"{type(part).__name__} does not take {' and '.join(given)}: "
+        reason = f"{type(part).__name__} does not take {' and '.join(inputs)}: "
         way = f". Choose another {key}, or arguments that fit"
         raise ConfigError(Problem(key, f"{reason}{type(error).__name__}: {text}{way}")) from error
 

@@ -332,9 +332,9 @@ def _group(
 
 def watching(fit: Fit) -> None:
     """Say on the first rank which weights learn how."""
-    if found := vars(fit.model).get("warm_start"):
-        fit.folder.manifest["warm_start"] = found
-        say(f"{'start':<9} {found}")
+    if start := vars(fit.model).get("warm_start"):
+        fit.folder.manifest["warm_start"] = start
+        say(f"{'start':<9} {start}")
     if targets.options(fit.config, _FREEZE, fit.model):
         frozen = sum(each.numel() for each in fit.model.parameters() if not each.requires_grad)
         say(f"{'frozen':<9} {frozen:,} parameters in epoch 0")

@@ -139,7 +139,7 @@ def fit(
     val: Loader | None,
     session: Session | None = None,
     observers: Sequence[Observer] = (),
-    asked: Callable[[], str | None] = stop.asked,
+    stop_requested: Callable[[], str | None] = stop.requested,
 ) -> Result:
     """Train the model of `train_step` in place; all ranks that train together make this call.
 
@@ -147,13 +147,13 @@ def fit(
         train: delivers to the model's device.
         val: validated on after epochs; without it there is no best epoch.
         observers: of this rank.
-        asked: called before every batch: whether to stop.
+        stop_requested: called before every batch: whether to stop.
 
     Raises:
         NonFiniteLossError: at the next log after a batch had such a loss.
         Preempted: asked to stop; a checkpoint has been saved.
     """
-    run = _Fit(train_step, train, val, session or Session(), observers, asked)
+    run = _Fit(train_step, train, val, session or Session(), observers, stop_requested)
     while (reason := run.reason) is None:
         run.epoch(*run.address)
     require(
@@ -176,11 +176,11 @@ class _Fit:
         val: Loader | None,
         session: Session,
         observers: Sequence[Observer],
-        asked: Callable[[], str | None],
+        stop_requested: Callable[[], str | None],
     ) -> None:
         self.train_step, self.train, self.val = train_step, train, val
         self.options, self.group = train_step.options, train_step.group
-        self.session, self.observers, self.asked = session, observers, asked
+        self.session, self.observers, self.stop_requested = session, observers, stop_requested
         self.result, self.meter = Result(), Meter(self.group)
         self.address = Address(0, 0)  # of the next batch
         self.begun = False  # whether the epoch at that address has begun and has no record yet
@@ -212,9 +212,9 @@ class _Fit:
             "patience": options.patience is not None and self.result.stale >= options.patience,
             "max_epochs": self.address.epoch >= options.max_epochs,
         }
-        found = next((reason for reason, holds in reasons.items() if holds), None)
-        enough = next((one.enough for one in self.observers if one.enough and history), None)
-        return found or self.group.gather(enough)[0]  # of the first rank
+        reason = next((reason for reason, holds in reasons.items() if holds), None)
+        enough = next((each.enough for each in self.observers if each.enough and history), None)
+        return reason or self.group.gather(enough)[0]  # of the first rank
 
     def epoch(self, epoch: int, start: int) -> None:
         """Train on the rest of an epoch, validate and save."""
@@ -338,7 +338,7 @@ class _Fit:
         kept = self.session.checkpoints
         minutes = kept.every_minutes if kept else None
         late = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
-        ends, due = self.group.agree(interrupted or self.asked() is not None, late)
+        ends, due = self.group.agree(interrupted or self.stop_requested() is not None, late)
         # Between accumulated batches there is no address to resume from.
         if due and not ends and not self.train_step.pending:
             self._save()

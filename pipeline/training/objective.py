@@ -71,7 +71,7 @@ class Supervised:
         return self.losses(self.outputs(model, batch), batch)
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The same of a model's outputs."""
+        """`loss`, of outputs that the model has already given."""
         raise NotImplementedError
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -80,8 +80,8 @@ class Supervised:
         """
         # Of packed sequences the inputs have a row a token; the target always has one a sample.
         counted = isinstance(model, Constant) and self.target in batch
-        given = [field(self, batch, name) for name in ([self.target] if counted else self.inputs)]
-        made = model(*given)
+        inputs = [field(self, batch, name) for name in ([self.target] if counted else self.inputs)]
+        made = model(*inputs)
         made = getattr(made, "logits", made.get("out", made) if isinstance(made, Mapping) else made)
         if not isinstance(made, Tensor):
             reason = f"gives {in_shape(made)}, and this objective takes one tensor; choose another"

@@ -245,8 +245,8 @@ def _compared(kind: str, left: Any, right: Any) -> Any:
     if "In" in kind or isinstance(right, list | tuple):
         if kind not in ("In", "NotIn", "Eq", "NotEq"):
             raise ValueError("a list stands beside `in` or ==, with a column on the other side")
-        found = _method("isin", left, [right] if isinstance(right, str) else right)
-        return ~found if "Not" in kind else found
+        matches = _method("isin", left, [right] if isinstance(right, str) else right)
+        return ~matches if "Not" in kind else matches
     _check_days(left, [right])
     _check_days(right, [left])
     return getattr(operator, _OPERATORS[kind])(left, right)

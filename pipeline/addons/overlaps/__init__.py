@@ -49,7 +49,7 @@ def report(data: DataParts) -> None:
 
 def _rows_by_hash(split: Split) -> dict[bytes, tuple[int, bytes]]:
     """The first row and the hash of its target, by the hash of the rest of the sample."""
-    found: dict[bytes, tuple[int, bytes]] = {}
+    first_rows: dict[bytes, tuple[int, bytes]] = {}
     rows = range(min(len(split.dataset), MOST))
     for row in watched(rows, len(rows), f"comparing {split.name}"):
         with suppress(Exception):  # the check has said so
@@ -58,5 +58,5 @@ def _rows_by_hash(split: Split) -> dict[bytes, tuple[int, bytes]]:
             target = fields.pop(str(split.config.objective.get("target")), None)
             images = [one.content for one in fields.values() if isinstance(one, EncodedImage)]
             own = hash_sample({"own": images[0] if images else fields})
-            found.setdefault(own, (row, hash_sample({"target": target})))
-    return found
+            first_rows.setdefault(own, (row, hash_sample({"target": target})))
+    return first_rows

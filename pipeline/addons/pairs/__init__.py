@@ -134,15 +134,15 @@ class Retrieval(Metric):
     def compute(self) -> dict[str, Tensor]:
         """`top1` and so on for each k, float64[]; NaN without a row."""
         first, second = map(dim_zero_cat, (self.first, self.second))  # merged ranks have a tensor
-        found = torch.zeros(len(self.k), dtype=torch.float64, device=first.device)
+        hits = torch.zeros(len(self.k), dtype=torch.float64, device=first.device)
         # Some rows at a time: all likenesses of 50,000 rows would be 10 GB.
         for rows, partners in zip(first.split(1024), second.split(1024), strict=True):
             likeness, own = rows @ second.T, (rows * partners).sum(1, keepdim=True)
             # A tie is shared: otherwise a model that says the same of all would be right.
             ahead = (likeness > own + _EQUAL).sum(1)
             equal = ((likeness - own).abs() <= _EQUAL).sum(1).clamp(min=1)
-            found += torch.stack([((k - ahead) / equal).clamp(0, 1).double().sum() for k in self.k])
-        return dict(zip((f"top{k}" for k in self.k), found / len(first), strict=True))
+            hits += torch.stack([((k - ahead) / equal).clamp(0, 1).double().sum() for k in self.k])
+        return dict(zip((f"top{k}" for k in self.k), hits / len(first), strict=True))
 
 
 class TwoViews:

@@ -183,10 +183,10 @@ def test(config: Config) -> float | None:
         print_table({"test": values})
         return values.get(manifest["monitor"])
     # Its lock keeps a training from resuming, whose manifest would then be overwritten.
-    held = take(folder) if launched_rank()[0] == 0 else nullcontext()
-    if held is None:
+    lock_file = take(folder) if launched_rank()[0] == 0 else nullcontext()
+    if lock_file is None:
         raise ConfigError(Problem("run", f"{folder} is still training; test it when it has ended"))
-    with held:
+    with lock_file:
         return validate.run(config.model_copy(update={"split": "test"}), _note)
 
 
@@ -281,11 +281,11 @@ def predicted(
             valid = ... if batch.valid is None else np.asarray(batch.valid)
             numbers = batch.indices[valid].tolist()
             # A rank whose share is all padding has made its outputs for the others' sake.
-            said = ready.objective.rows(outputs, batch) if numbers else []
-            if len(said) != len(numbers):
-                counts = f"{len(said)} rows for {len(numbers)} samples"
+            predictions = ready.objective.rows(outputs, batch) if numbers else []
+            if len(predictions) != len(numbers):
+                counts = f"{len(predictions)} rows for {len(numbers)} samples"
                 raise ConfigError(Problem("objective", f"rows(outputs, batch) gives {counts}"))
-            own = [*zip(numbers, said, strict=True)]
+            own = [*zip(numbers, predictions, strict=True)]
             own += [(bad.index, {"error": bad.cause}) for bad in batch.left_out]
             for number, row in own:
                 # Names of files may have bytes that are no text.
@@ -358,14 +358,16 @@ def _unlabelled(ready: Trained, root: str | Sequence[str | os.PathLike[str]]) ->
             )
         )
     # All rows are new: none is held out, and none has a label.
-    given: dict[str, Any] = {"root": root, "val_fraction": 0.0, "test_fraction": 0.0}
-    given |= dict.fromkeys(("label", "val_file", "split_column"))
+    arguments: dict[str, Any] = {"root": root, "val_fraction": 0.0, "test_fraction": 0.0}
+    arguments |= dict.fromkeys(("label", "val_file", "split_column"))
     if Path(str(root)).is_file():
-        given["file"] = None
+        arguments["file"] = None
     if isinstance(node.get("fields"), Mapping):
         target = ready.parts.config.objective.get("target")
-        given["fields"] = {name: of for name, of in node["fields"].items() if name != target}
-    return split.read(split.decodes, **{name: given[name] for name in given if name in names})
+        arguments["fields"] = {name: of for name, of in node["fields"].items() if name != target}
+    return split.read(
+        split.decodes, **{name: arguments[name] for name in arguments if name in names}
+    )
 
 
 class _Images(FolderDataset):

@@ -70,8 +70,8 @@ def curves(run: Run) -> Section | None:
     levels |= run.manifest.get("comparisons") or {}
 
     def levels_of(title: str) -> dict[str, float]:
-        found = {name: number(values, title) for name, values in levels.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        numbers = {name: number(values, title) for name, values in levels.items()}
+        return {name: value for name, value in numbers.items() if value is not None}
 
     def line(name: str, label: str, rows: Any = run.metrics, **style: Any) -> dict[str, Any]:
         x, at = column(rows, "step"), column(rows, "epoch")

@@ -128,17 +128,17 @@ class Job:
 
 def jobs_of(folder: Path) -> list[Job]:
     """The jobs of the sweep in `folder` that have begun, by their settings."""
-    found = []
+    jobs = []
     for path in sorted(
         {one.parent for one in folder.rglob(MANIFEST) if one.stat().st_size} - {folder}
     ):
         try:
-            found.append(Job.read(path))
+            jobs.append(Job.read(path))
         except ConfigError as error:  # it is damaged
             facts = {"status": "failed", "error": str(error), "exit_code": error.exit_code}
-            found.append(Job(path.name, path, facts))
+            jobs.append(Job(path.name, path, facts))
     return sorted(
-        found,
+        jobs,
         key=lambda job: [
             (float(value), "") if _NUMBER.fullmatch(value) else (math.inf, value)
             for value in job.settings.values()
@@ -269,7 +269,7 @@ def running(words: Sequence[str], config_name: str) -> Iterator[str]:
     swept = [compose.parse(f"{key}={value}", loader) for key, value in params.items()] + typed
     lines = list({one.get_key_element(): values_of(one) for one in swept}.values())
     say("a sweep over", *(one.input_line for one in swept if one.is_sweep_override()))
-    found: dict[Problem, str] = {}
+    problems: dict[Problem, str] = {}
     # Each value of a key once, with the first one of others: a large grid would take minutes. What
     # two values do to each other, their job says as it starts.
     for number, job in enumerate(itertools.zip_longest(*lines)):
@@ -278,9 +278,9 @@ def running(words: Sequence[str], config_name: str) -> Iterator[str]:
             compose.compose(*words, config_name=config_name)
         except ConfigError as error:
             where = f" (in the job {' '.join(filter(None, job))})" * bool(number)
-            found = dict.fromkeys(error.problems, where) | found
-    if found:
-        raise ConfigError(Problem(one.key, one.message + where) for one, where in found.items())
+            problems = dict.fromkeys(error.problems, where) | problems
+    if problems:
+        raise ConfigError(Problem(one.key, one.message + where) for one, where in problems.items())
     folder, config = Path(str(folders["dir"])), compose.resolved(base, [])
     # A launcher's programs are asked to stop as others are.
     os.environ.setdefault("SUBMITIT_PREEMPT_SIGNAL", "USR1")

@@ -191,9 +191,9 @@ def with_vocabulary(
     key = hash64("vocabulary", fingerprint or learned, size, field, begin)
     folder = Path(cache_dir).expanduser() / "vocabularies" / f"{key:016x}"
 
-    def write(beside: Path) -> None:
+    def write(target: Path) -> None:
         content = learned or learn(_texts(dataset, field), size, begin)
-        (beside / "tokenizer.json").write_text(content, encoding="utf-8")
+        (target / "tokenizer.json").write_text(content, encoding="utf-8")
 
     generated_folder(folder, write, "cache_dir")
     return {**node, "vocabulary": str(folder / "tokenizer.json")}

@@ -209,8 +209,8 @@ class LanguageModeling(Supervised):
     def measured(self, outputs: Tensor, batch: Batch) -> Mapping[str, tuple[Tensor, ...]]:
         following, sizes = next_tokens(batch, self.target), field(self, batch, self.bytes)
         # A token's bytes stand at its own place, and its loss one before it.
-        given = token_losses(outputs, following), sizes.roll(-1, -1)[following != IGNORED]
-        return dict.fromkeys(self.metrics, given)
+        arguments = token_losses(outputs, following), sizes.roll(-1, -1)[following != IGNORED]
+        return dict.fromkeys(self.metrics, arguments)
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
         return [Rendered()] * len(batch.positions)
@@ -222,8 +222,8 @@ class LanguageModeling(Supervised):
         # Doubles: thousands of losses of a long document lose digits in float32.
         sums = torch.zeros(len(counts), dtype=torch.float64, device=losses.device)
         sums.index_add_(0, rows, losses.double())
-        found = counts.nonzero().squeeze(1)
-        return found, sums[found] / counts[found]
+        documents = counts.nonzero().squeeze(1)
+        return documents, sums[documents] / counts[documents]
 
     def examples(
         self, model: nn.Module, dataset: Any, transform: Any, count: int

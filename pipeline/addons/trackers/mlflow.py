@@ -46,8 +46,8 @@ class MLflow(Tracker):
         with suppress(MlflowException):  # it is there
             client.create_experiment(experiment)
         where = client.get_experiment_by_name(experiment).experiment_id  # type: ignore[union-attr]
-        if found := client.search_runs([where], f"tags.`{_RUN}` = '{run.id}'"):
-            self._id = found[0].info.run_id
+        if runs := client.search_runs([where], f"tags.`{_RUN}` = '{run.id}'"):
+            self._id = runs[0].info.run_id
             client.update_run(self._id, status="RUNNING")
         else:
             tags = {

@@ -27,7 +27,7 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from penstock.distributed import world
-from penstock.distributed.stop import asked, waiting
+from penstock.distributed.stop import requested, waiting
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading import worker_status
 from penstock.loading.bad_samples import path_of
@@ -333,7 +333,7 @@ class Threads:
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:
-            while thread.is_alive() and not asked():
+            while thread.is_alive() and not requested():
                 thread.join(POLL)
 
 

@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.distributed.stop import asked
+from penstock.distributed.stop import requested
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading import worker_status
 from penstock.loading.worker_status import FIELDS, WorkerStatus
@@ -312,7 +312,7 @@ class _Worker:
     def end(self, until: float = 0.0) -> bool:
         """Wait for its end, then kill it, and release what was its own; whether it had died."""
         process, self.process = self.process, None
-        while process and process.exitcode is None and time.monotonic() < until and not asked():
+        while process and process.exitcode is None and time.monotonic() < until and not requested():
             process.join(POLL / 4)
         code = process.exitcode if process else 0
         if process:

@@ -96,4 +96,4 @@ def test_one_rank_of_each_machine_says_that_nobody_can_be_reached(
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(ConfigError) as raised, join(World(rank, 4, local_rank)):
         pass
-    assert raised.value.told != says_so
+    assert raised.value.reported != says_so

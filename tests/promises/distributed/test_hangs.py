@@ -51,7 +51,7 @@ def run_ranks(size, tmp_path, work, late=None):
                     work(group)
                 code = 0
             except LateError as error:
-                if not error.told:
+                if not error.reported:
                     print(f"error: {error}", file=sys.stderr, flush=True)
                 code = error.exit_code
             finally:

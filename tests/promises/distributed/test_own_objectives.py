@@ -16,7 +16,7 @@ def alone(tmp_path_factory):
     return json.loads((folder / "1.json").read_text())
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(8, marks=pytest.mark.thorough)])
 def test_ranks_learn_and_measure_what_one_alone_does(size, alone, tmp_path):
     """Shares are unequal: of 9 rows, and of 2 in the last batch, where a third rank has none; and
     splits of validation have fewer rows than there are ranks.

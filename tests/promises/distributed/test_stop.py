@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from penstock.distributed import stop
-from penstock.distributed.stop import SIGNALS, Stop, asked, requests, waiting
+from penstock.distributed.stop import SIGNALS, Stop, requested, requests, waiting
 from penstock.errors import PREEMPTED
 from penstock.training.loop import in_turns
 from tests.support.program import ROOT
@@ -20,11 +20,11 @@ from tests.support.program import ROOT
 def test_a_signal_is_a_wish(number):
     before, said = signal.getsignal(number), []
     with requests("note", said.append):
-        assert asked() is None
+        assert requested() is None
         signal.raise_signal(number)
-        assert asked() == number.name
+        assert requested() == number.name
     assert signal.getsignal(number) == before
-    assert asked() is None
+    assert requested() is None
     assert said == [f"{number.name}: saving after this step; a second one leaves at once"]
 
 
@@ -49,7 +49,7 @@ BUSY = """
     from penstock.distributed import stop
     with stop.requests("note", lambda text: print(text, file=sys.stderr, flush=True)):
         print("ready", flush=True)
-        while not stop.asked():
+        while not stop.requested():
             time.sleep(0.01)
         time.sleep({pause})
         print("ready", flush=True)
@@ -69,7 +69,7 @@ def test_an_echo_is_no_second_signal():
     with requests("note", said.append):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
-        assert asked() == "SIGINT"
+        assert requested() == "SIGINT"
     assert said == ["SIGINT: saving after this step; a second one leaves at once"]
 
 
@@ -94,7 +94,7 @@ def test_forked_children_have_the_usual_signals():
         assert exit_code(die) == -signal.SIGTERM
         usual = all(signal.getsignal(number) == stop._take for number in SIGNALS)
         assert usual
-        assert asked() is None
+        assert requested() is None
 
 
 IMPORTS = """
@@ -143,10 +143,10 @@ def test_a_request_is_that_of_a_job():
     with requests("raise"):
         for _ in range(2):
             with requests("note", len):
-                assert asked() is None
+                assert requested() is None
                 signal.raise_signal(signal.SIGINT)
-        assert asked() == "SIGINT"  # of the outer one too, which may take its time to end
-    assert asked() is None
+        assert requested() == "SIGINT"  # of the outer one too, which may take its time to end
+    assert requested() is None
 
 
 def test_data_code_that_catches_every_exception_does_not_keep_a_run():
@@ -160,7 +160,7 @@ def test_data_code_that_catches_every_exception_does_not_keep_a_run():
     with requests("note", len):
         with pytest.raises(Stop), waiting():
             stubborn()
-        assert asked() == "SIGUSR1"
+        assert requested() == "SIGUSR1"
         with pytest.raises(Stop), waiting():  # also where it was asked before
             pytest.fail("this is not waited for")
 
