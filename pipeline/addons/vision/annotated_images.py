@@ -165,18 +165,18 @@ class Coco(AnnotatedImages):
         rows = np.argsort(names, kind="stable")
         if not validates:
             # A file of its own for validation leaves all of this one to training.
-            share = val_fraction if val_annotations is None else 0.0
-            rows = rows[split_rows(names[rows], split, share, split_seed, None, test_fraction)]
+            shares = val_fraction if val_annotations is None else 0.0, test_fraction
+            rows = rows[split_rows(names[rows], split, shares[0], split_seed, None, shares[1])]
         self.names, self.rows, self._file = names[rows], rows, own
 
     def __getitem__(self, index: int) -> Sample:
         own, row = self._file, int(self.rows[index])
-        width, height = own.sizes[row].tolist()
-        image = self._image(index, (height, width), "its annotations")
+        canvas = (int(own.sizes[row, 1]), int(own.sizes[row, 0]))
+        image = self._image(index, canvas, "its annotations")
         objects = np.arange(own.starts[row], own.starts[row + 1])
         # torchvision's detectors refuse boxes without width or height.
         objects = objects[(own.boxes[objects, 2:] > own.boxes[objects, :2]).all(1)]
-        canvas, corners = (height, width), torch.from_numpy(own.boxes[objects])
+        corners = torch.from_numpy(own.boxes[objects])
         sample: Sample = {
             "image": image,
             "boxes": tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=canvas),
@@ -186,8 +186,7 @@ class Coco(AnnotatedImages):
         if self.masks:
             masks = [self._mask(index, own.outlines[n], *canvas) for n in objects.tolist()]
             # Of an image without objects, too: [0, H, W].
-            stacked = np.array(masks, np.bool_).reshape(-1, *canvas)
-            sample["masks"] = tv_tensors.Mask(torch.from_numpy(stacked))
+            sample["masks"] = tv_tensors.Mask(np.array(masks, np.bool_).reshape(-1, *canvas))
         if self.points:
             points = torch.from_numpy(own.keypoints[objects])
             sample["keypoints"] = tv_tensors.KeyPoints(points[..., :2], canvas_size=canvas)
@@ -292,8 +291,9 @@ class _CocoFile:
         self._shown = root.path(name)
         try:
             # Some tools of Windows write a byte order mark.
-            text = root.read(name, lambda path, _: Path(path).read_text("utf-8-sig"))
-            content = TypeAdapter(Content).validate_json(text)
+            content = TypeAdapter(Content).validate_json(
+                root.read(name, lambda path, _: Path(path).read_text("utf-8-sig"))
+            )
         except (OSError, ValueError) as error:
             # All of them at once: a person exports a file anew, and not once for each mistake.
             wrong = (
@@ -315,27 +315,27 @@ class _CocoFile:
         self.categories = [own.name for own in categories]
         rows = {own.id: row for row, own in enumerate(images)}
         kinds = {own.id: kind for kind, own in enumerate(categories)}
-        for ids, names in ((rows, self.names), (kinds, self.categories)):
-            if not len(ids) == len({*names}) == len(names):
-                part = "images" if names is self.names else "categories"
+        named = {"images": (len(rows), self.names), "categories": (len(kinds), self.categories)}
+        for part, (ids, names) in named.items():
+            if not ids == len({*names}) == len(names):
                 raise DataError(f"{self._shown!r}, {part}: an id or a name occurs twice.")
         self.sizes: IntArray = np.array([[own.width, own.height] for own in images], np.int64)
         count = max((len(own.keypoints or ()) for own in categories), default=0) * keypoints
-        if keypoints and not count:
-            raise DataError(f"{self._shown!r}: no category has keypoints; set dataset.keypoints.")
+        require(count or not keypoints, "dataset.keypoints", "no category of the file has any")
         # Unknown ids are -1, which picks the last image below, and is refused before that counts.
         owners = np.array([rows.get(own.image_id, -1) for own in objects], np.int64)
         of_kinds = np.array([kinds.get(own.category_id, -1) for own in objects], np.int64)
         boxes = np.array([own.bbox for own in objects], np.float64).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
         ends, lengths = self.sizes[owners], range(0, 3 * count + 1, 3)
-        outside = (boxes[:, :2] - ends > _ROUNDED) | (boxes[:, 2:] < -_ROUNDED)
         # Some tools leave keypoints out where an object has none.
         points = [own.keypoints or [] if keypoints else [] for own in objects]
         for what, is_wrong in {
             "the image_id of no image": owners < 0,
             "the category_id of no category": of_kinds < 0,
-            "a bbox outside of their image": outside.any(1),
+            "a bbox outside of their image": (
+                (boxes[:, :2] - ends > _ROUNDED) | (boxes[:, 2:] < -_ROUNDED)
+            ).any(1),
             "no segmentation": [masks and not own.segmentation for own in objects],
             "other keypoints than their category": [len(own) not in lengths for own in points],
         }.items():
@@ -354,8 +354,9 @@ class _CocoFile:
         self.starts: IntArray = np.searchsorted(owners[order], np.arange(len(images) + 1))
         self.boxes, self.kinds = cut.astype(np.float32)[order], of_kinds[order]
         self.crowd = np.array([own.iscrowd == 1 for own in objects], np.int64)[order]
-        padded = [own + [0.0] * (3 * count - len(own)) for own in points]
-        self.keypoints = np.array(padded, np.float32).reshape(len(objects), count, 3)[order]
+        self.keypoints = np.array(
+            [own + [0.0] * (3 * count - len(own)) for own in points], np.float32
+        ).reshape(len(objects), count, 3)[order]
         self.outlines = [objects[number].segmentation for number in order] if masks else []
         # COCO's person is its own supercategory, and a class.
         parents = {own.supercategory for own in categories} - {
@@ -363,7 +364,7 @@ class _CocoFile:
         }
         used = {self.categories[kind] for kind in of_kinds.tolist()}
         self.classes = [own for own in self.categories if own in used or own not in parents]
-        counts = {
+        notes = {
             f"of {len(objects)} objects have a box without width or height and are left out": (
                 (self.boxes[:, 2:] <= self.boxes[:, :2]).any(1).sum()
             ),
@@ -373,7 +374,7 @@ class _CocoFile:
             f"of {len(images)} images have no object": (np.diff(self.starts) == 0).sum(),
             "categories have no object": len(self.categories) - len(used),
         }
-        self.notes = [f"{number} {note}" for note, number in counts.items() if number]
+        self.notes = [f"{number} {note}" for note, number in notes.items() if number]
 
     def find(self, images: Root) -> None:
         """Replace names that are no files of a folder by those of the same base name."""
@@ -393,8 +394,8 @@ class _CocoFile:
                 f"{str(images)!r}, the first {lacking[:1]}, or two are one file. Put them there, "
                 "or set dataset.images to their folder."
             )
-        changed = sum(name != file for name, file in zip(self.names, found, strict=True))
-        self.notes.append(f"{changed} of {len(found)} files are found by their base name")
+        count = len({*found} - {*self.names})
+        self.notes.append(f"{count} of {len(found)} files are found by their base name")
         self.names = found
 
 
@@ -454,41 +455,47 @@ class ImageMasks(AnnotatedImages):
         self.reader, self._turns = check_reader(reader, orientation), orientation != "ignore"
         self.limits, self.ignored, self.classes = limits, ignored, [*map(str, classes)]
         # Pixels of that class would be left out of the loss without a word.
-        reason = f"{ignored} is a class's number; allowed: {len(classes)} to 255"
-        require(ignored >= len(classes), "dataset.ignored", reason)
-        self._colors: dict[int, int] | None = None
-        if isinstance(classes, Mapping):
-            extra = [] if ignored_color is None else [(ignored, ignored_color)]
-            pairs = [*enumerate(classes.values()), *extra]
-            # As one number a colour, which NumPy finds faster than three.
-            self._colors = {red << 16 | green << 8 | blue: n for n, (red, green, blue) in pairs}
-            distinct = len(self._colors) == len(pairs)
-            require(distinct, "dataset.classes", "a colour occurs twice")
-        root_folder = open_root(root, f"folders {images!r} and {masks!r}", files)
-        self.folder, self._masks = root_folder.below(images), root_folder.below(masks)
+        require(
+            ignored >= len(classes),
+            "dataset.ignored",
+            f"{ignored} is a class's number; allowed: {len(classes)} to 255",
+        )
+        pairs = [*enumerate(classes.values())] if isinstance(classes, Mapping) else []
+        pairs += [] if ignored_color is None or not pairs else [(ignored, ignored_color)]
+        # As one number a colour, which NumPy finds faster than three; none for masks of numbers.
+        self._colors = {red << 16 | green << 8 | blue: n for n, (red, green, blue) in pairs}
+        require(len(self._colors) == len(pairs), "dataset.classes", "a colour occurs twice")
+        folders = open_root(root, f"folders {images!r} and {masks!r}", files)
         # Who has divided the folders has decided: a share of them would mix both again.
-        divided = all(self.folder.below(name).exists() for name in ("train", "val"))
-        if divided:
-            self.folder, self._masks = self.folder.below(split), self._masks.below(split)
+        divided = all(folders.below(images).below(name).exists() for name in ("train", "val"))
+        below = split if divided else "."
+        self._masks = FolderDataset()
+        self._masks.folder = folders.below(masks).below(below)
+        self.folder = folders.below(images).below(below)
         warns = divided or split == "train"  # of two splits of a folder, one
-        found = with_endings(self.folder.files(), EXTENSIONS, str(self.folder) if warns else None)
-        others = with_endings(self._masks.files(), _MASKS, str(self._masks) if warns else None)
+        found, others = (
+            with_endings(folder.files(), endings, str(folder) if warns else None)
+            for folder, endings in ((self.folder, EXTENSIONS), (self._masks.folder, _MASKS))
+        )
         by_stem = {name.rpartition(".")[0]: name for name in others}
         stems = [name.rpartition(".")[0] + suffix for name in found]
         lacking = [stem for stem in stems if stem not in by_stem]
         if lacking or not found:
             raise DataError(
                 f"{str(self.folder)!r}: {len(lacking)} of {len(found)} images have no mask, the "
-                f"first {self._masks.path((lacking or [''])[0])}. Images end in "
+                f"first {self._masks.folder.path((lacking or [''])[0])}. Images end in "
                 f"{', '.join(EXTENSIONS)}, and masks in {', '.join(_MASKS)}. Put them there, or "
                 "set dataset.images and dataset.masks to their folders; dataset.suffix is what "
                 "names of masks have more than names of images."
             )
-        self.names = np.array([os.fsencode(name) for name in found])
-        self._mask_names = np.array([os.fsencode(by_stem[stem]) for stem in stems])
-        if not divided:
-            rows = split_rows(self.names, split, val_fraction, split_seed, None, test_fraction)
-            self.names, self._mask_names = self.names[rows], self._mask_names[rows]
+        names = np.array([os.fsencode(name) for name in found])
+        others_by_row = np.array([os.fsencode(by_stem[stem]) for stem in stems])
+        rows = (
+            np.arange(len(names))
+            if divided
+            else split_rows(names, split, val_fraction, split_seed, None, test_fraction)
+        )
+        self.names, self._masks.names = names[rows], others_by_row[rows]
         if split == "train":
             self._warn_of_absent()
 
@@ -496,11 +503,9 @@ class ImageMasks(AnnotatedImages):
         """Look before training whether each class has a pixel, and warn of those without."""
         counts = np.zeros(256, np.int64)
         # Evenly spaced, as masks of one scene often stand together.
-        for name in self._mask_names[:: -(-len(self._mask_names) // _LOOKED_AT) or 1].tolist():
+        for index in range(0, len(self), -(-len(self) // _LOOKED_AT) or 1):
             with suppress(DataError):  # reading it says so, or leaves it out
-                counts += np.bincount(
-                    self._masks.read(os.fsdecode(name), self._mask).ravel(), minlength=256
-                )
+                counts += np.bincount(self._masks._read(index, self._mask).ravel(), minlength=256)
             if counts[: len(self.classes)].all():
                 return
         absent = [name for name, count in zip(self.classes, counts, strict=False) if not count]
@@ -512,66 +517,63 @@ class ImageMasks(AnnotatedImages):
             "%s: in the masks of training that were looked at, no pixel is of the classes %s, and "
             "%.0f%% of the pixels have the ignored number %d. No run can learn them. For masks of "
             '0 and 255 set "dataset.classes={%s}".',
-            *(self._masks, ", ".join(absent[:10])),
+            *(self._masks.folder, ", ".join(absent[:10])),
             *(100 * counts[self.ignored] / max(counts.sum(), 1), self.ignored, names),
         )
 
     def __getitem__(self, index: int) -> Sample:
-        name = os.fsdecode(self._mask_names[index])
-        mask = self._masks.read(name, self._mask)
-        image = self._image(index, mask.shape, f"its mask {self._masks.path(name)!r}")
+        mask = self._masks._read(index, self._mask)
+        image = self._image(index, mask.shape, f"its mask {self._masks.path(index)!r}")
         return {"image": image, "mask": tv_tensors.Mask(torch.from_numpy(mask))}
 
     @property
     def metadata(self) -> Table:
         """A row per sample: the paths of the image and of its mask."""
-        masks = [self._masks.path(os.fsdecode(name)) for name in self._mask_names.tolist()]
-        return table({"path": self._paths(), "mask": masks})
+        return table({"path": self._paths(), "mask": self._masks._paths()})
 
-    def _want(self, indices: npt.NDArray[np.int64]) -> float:
-        masks = map(os.fsdecode, self._mask_names[indices].tolist())
-        return super()._want(indices) + self._masks.want([*masks])
+    def _want(self, indices: IntArray) -> float:
+        return super()._want(indices) + self._masks._want(indices)
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The reader, the classes, and names and file sizes of this split's images and masks."""
-        masks = [os.fsdecode(name) for name in self._mask_names.tolist()]
-        numbers = "numbers" if self._colors is None else repr(sorted(self._colors.items()))
-        parts: list[Part] = ["image_masks", self.reader, self.ignored, *self.classes, numbers]
-        parts += [*self._file_parts(sized), *masks]
-        return [*parts, self._masks.sizes(masks)] if sized else parts
+        colors = repr(sorted(self._colors.items())) if self._colors else "numbers"
+        parts: list[Part] = ["image_masks", self.reader, self.ignored, *self.classes, colors]
+        return [*parts, *self._file_parts(sized), *self._masks._file_parts(sized)]
 
     def _mask(self, path: str, shown: str) -> Mask:
         """The classes of the pixels of a file: uint8[H, W]."""
-        content = encoded_image(path, "pillow", shown, self.limits).content
+        file = encoded_image(path, "pillow", shown, self.limits)
         try:
-            with opened_image(content, shown, self.limits) as image:
+            with opened_image(file.content, shown, self.limits) as image:
                 # Asked before the pixels are loaded: Pillow counts pages by reading on in the file.
                 pages = getattr(image, "n_frames", 1)
                 picture = loaded(image, self._turns)
-                stored = np.array(picture if self._colors is None else picture.convert("RGB"))
+                stored = np.array(picture.convert("RGB") if self._colors else picture)
         except (MemoryError, DataError):
             raise
         except Exception as error:  # decoders raise any error for a damaged file
-            wrong = f"is no image, truncated or damaged ({error}). Replace it or remove it"
-            raise DataError(f"mask {shown!r} {wrong} from the data.") from error
-        if pages > 1 or stored.dtype.kind == "f" or (stored.ndim > 2 and self._colors is None):
+            raise DataError(
+                f"mask {shown!r} is no image, truncated or damaged ({error}). Replace it or remove "
+                "it from the data."
+            ) from error
+        if pages > 1 or stored.dtype.kind == "f" or (stored.ndim > 2 and not self._colors):
             raise DataError(
                 f"mask {shown!r} has the colours of mode {picture.mode}, or several pages, and "
                 "not one of numbers; for colours write dataset.classes as a mapping of names "
                 "to colours"
             )
-        if self._colors is None:
-            mask, known = stored, (stored >= 0) & (stored < len(self.classes))
-            known |= stored == self.ignored
-        else:
+        if self._colors:
             # In 64 bits: shifted, a red of 255 does not fit into its byte.
             codes = stored.astype(np.int64) @ [1 << 16, 1 << 8, 1]
             colors, numbers = np.array(sorted(self._colors.items())).T
             places = np.searchsorted(colors, codes).clip(max=len(colors) - 1)
             mask, known = numbers[places], colors[places] == codes
+        else:
+            mask, inside = stored, (stored >= 0) & (stored < len(self.classes))
+            known = inside | (stored == self.ignored)
         if not known.all():
             raise DataError(
-                f"mask {shown!r} has {'numbers' if self._colors is None else 'colours'} such as "
+                f"mask {shown!r} has {'colours' if self._colors else 'numbers'} such as "
                 f"{stored[~known][0].tolist()}, which is none of {len(self.classes)} classes "
                 "(dataset.classes), nor ignored. Correct it or remove it from the data."
             )

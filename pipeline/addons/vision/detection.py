@@ -33,9 +33,6 @@ OF_BOXES = ("labels", "crowd", "masks", "keypoints", "visibility")  # have a row
 Sample = dict[str, Any]
 _SURE = 0.5  # the least score of a box that is drawn
 STRIDE = 4  # pixels between two cells of SmallDetector
-_CANDIDATES = 100  # of an image
-_OVERLAP = 0.5  # from which the less certain of two boxes is left out
-_LEAST = 0.01  # score of a box
 Target = dict[str, Tensor]
 
 
@@ -99,24 +96,16 @@ class Detection:
     Args:
         metrics: by name.
         classes: their names, that of the background first.
-        image, boxes, labels: names of the fields.
     """
 
     # torchvision's detectors give losses in training mode only.
     validates_loss = False
 
-    def __init__(
-        self,
-        metrics: Mapping[str, Metric],
-        classes: Sequence[str] | None = None,
-        image: str = "image",
-        boxes: str = "boxes",
-        labels: str = "labels",
-    ) -> None:
+    inputs = ("image",)
+
+    def __init__(self, metrics: Mapping[str, Metric], classes: Sequence[str] | None = None) -> None:
         self.metrics = metrics
-        self.classes = list(classes or [])
-        self.inputs = [image]
-        self.fields = {"boxes": boxes, "labels": labels}
+        self.classes = dict(enumerate(classes or ()))
 
     def loss(self, model: nn.Module, batch: Mapping[str, Any]) -> Mapping[str, Tensor]:
         """The model's losses by name, a number each for the batch."""
@@ -127,7 +116,7 @@ class Detection:
                 {name: values[own["iscrowd"] == 0] for name, values in own.items()}
                 for own in targets
             ]
-        losses: Mapping[str, Tensor] = model(list(batch[self.inputs[0]]), targets)
+        losses: Mapping[str, Tensor] = model(list(batch["image"]), targets)
         require(
             isinstance(losses, Mapping),
             "model",
@@ -139,7 +128,7 @@ class Detection:
 
     def outputs(self, model: nn.Module, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
         """Boxes, labels and scores of each image."""
-        found: list[dict[str, Tensor]] = model(list(batch[self.inputs[0]]))
+        found: list[dict[str, Tensor]] = model(list(batch["image"]))
         return [
             {
                 # Masks as bits, as metrics take them; torchvision gives probabilities [n, 1, H, W].
@@ -157,16 +146,19 @@ class Detection:
 
     def targets(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
         """The truth, by image."""
-        for key, name in self.fields.items():
-            # Stacked boxes would mean that all images have the same number, by chance.
-            require(
-                isinstance(batch.get(name), list),
-                f"objective.{key}",
-                f"{name!r} has to be a list of tensors, an image each; use collate=boxes. A batch "
-                f"has {', '.join(batch)}",
-            )
-        names = {"iscrowd": "crowd", "masks": "masks", "keypoints": "keypoints", **self.fields}
-        there = {key: batch[name] for key, name in names.items() if name in batch}
+        # Stacked boxes would mean that all images have the same number, by chance.
+        require(
+            isinstance(batch.get("boxes"), list) and isinstance(batch.get("labels"), list),
+            "collate",
+            "'boxes' and 'labels' have to be lists of tensors, an image each; use collate=boxes. A "
+            f"batch has {', '.join(batch)}",
+        )
+        # By torchmetrics' names.
+        there = {
+            "iscrowd" if name == "crowd" else name: batch[name]
+            for name in ("boxes", "labels", "crowd", "masks", "keypoints")
+            if name in batch
+        }
         rows = [dict(zip(there, row, strict=True)) for row in zip(*there.values(), strict=True)]
         for row, visible in zip(rows, batch.get("visibility", ()), strict=False):
             # torchvision's form: x, y and visibility in one tensor
@@ -212,8 +204,7 @@ class Detection:
 
     def _names(self, labels: Tensor) -> list[str]:
         """The names of classes; a detector with more of them than the data has none for some."""
-        known = dict(enumerate(self.classes))
-        return [known.get(label, str(label)) for label in labels.tolist()]
+        return [self.classes.get(label, str(label)) for label in labels.tolist()]
 
 
 class SmallDetector(nn.Module):
@@ -297,11 +288,12 @@ class SmallDetector(nn.Module):
         scores = logits.sigmoid()
         # A cell with a likelier neighbour is another view of the same object.
         peaks = scores * (F.max_pool2d(scores, 3, 1, 1) == scores)
-        values, places = peaks.flatten().topk(min(_CANDIDATES, peaks.numel()))
+        values, places = peaks.flatten().topk(min(100, peaks.numel()))
         labels, rows, columns = torch.unravel_index(places, peaks.shape)
         at, far = torch.stack([columns, rows], 1) + 0.5, reach[:, rows, columns].T
         corners = torch.cat([at - far[:, :2], at + far[:, 2:]], 1) * STRIDE
         boxes = clip_boxes_to_image(corners, size)
-        kept = batched_nms(boxes, values, labels, _OVERLAP)
-        kept = kept[values[kept] > _LEAST]
+        # Of two boxes of a class that overlap by a half, the less certain one is left out.
+        kept = batched_nms(boxes, values, labels, 0.5)
+        kept = kept[values[kept] > 0.01]
         return {"boxes": boxes[kept], "labels": labels[kept] + 1, "scores": values[kept]}

@@ -29,20 +29,17 @@ COLORS = {
     "blue": (38, 98, 214),
     "yellow": (240, 196, 25),
 }
-_TRIES = 20  # to find room for a shape
 
-Mask = npt.NDArray[np.bool_]
 Shape = tuple[str, str, float, float, float, float]  # kind, colour, x, y, radius, angle
 
 
-def mask_of(shape: Shape, size: int) -> Mask:
+def mask_of(shape: Shape, size: int) -> npt.NDArray[np.bool_]:
     """The pixels whose centres lie in a shape: bool[size, size]."""
     kind, _, x, y, radius, angle = shape
     across, down = np.arange(size) + 0.5 - x, np.arange(size)[:, None] + 0.5 - y
     sides = SIDES[kind]
-    turns = angle + np.arange(sides) * (2 * np.pi / max(sides, 1))
     inside = np.ones((size, size), np.bool_) if sides else across**2 + down**2 <= radius**2
-    for turn in turns:
+    for turn in angle + np.arange(sides) * (2 * np.pi / max(sides, 1)):
         facing = across * np.cos(turn) + down * np.sin(turn)
         inside &= facing <= radius * np.cos(np.pi / sides)
     return inside
@@ -55,7 +52,7 @@ def shapes_of(seed: int, row: int, size: int, most: int) -> list[Shape]:
     shapes: list[Shape] = []
     for _ in range(int(random.integers(1, most + 1))):
         # What finds no room is left out, so that this ends.
-        for _ in range(_TRIES):
+        for _ in range(20):
             radius = float(random.uniform(0.1, 0.22)) * size
             x, y = random.uniform(radius, size - radius, 2).tolist()
             gaps = [np.hypot(x - s[2], y - s[3]) - radius - s[4] for s in shapes]
@@ -139,8 +136,10 @@ class DrawnShapes(FileDataset, Dataset[Sample]):
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """All that the drawings depend on."""
-        numbers = (VERSION, self.size, self.most, self.seed)
-        return ["drawn_shapes", *numbers, *self.fields, self.rows]
+        return [
+            *("drawn_shapes", VERSION, self.size, self.most, self.seed),
+            *(*self.fields, self.rows),
+        ]
 
     def data_files(self) -> Iterable[DataFile]:
         return []

@@ -99,8 +99,10 @@ class Segmentation(Classification):
         made = list[dict[str, Any]]()
         for pixels in outputs.argmax(1).cpu():
             masks = {name: pixels == number for number, name in enumerate(self.names)}
-            shares = {f"share/{name}": mask.float().mean().item() for name, mask in masks.items()}
-            made.append(shares | {f"mask/{name}": run_lengths(own) for name, own in masks.items()})
+            made.append(
+                {f"share/{name}": mask.float().mean().item() for name, mask in masks.items()}
+                | {f"mask/{name}": run_lengths(mask) for name, mask in masks.items()}
+            )
         return made
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
