@@ -46,8 +46,6 @@ FACTS = {  # of a manifest, by what they tell
     "hardware": ("device", "platform", "cpus", "threads", "gpus", "ranks"),
 }
 _PARTS = {"weights": "model", "mean weights": "averaged", "optimizer": "optimizer"}  # of a state
-_UNKNOWN = "only a dataset with a `fingerprint` tells whether the data is the same"
-_LONGEST = 200  # characters of a value in a table
 
 Row = tuple[str, str, str]  # key, and its value in both runs
 
@@ -84,17 +82,16 @@ def run(config: Config) -> None:
         if rows:
             put_rows([("", "A", "B"), *((f"  {one_line(key)}", a, b) for key, a, b in rows)])
     put("")
-    findings: list[Finding] = []
+    same = dict[str, bool | None]()
     for what, look in {"ledger": _ledgers, "digests": _digests, "weights": _weights}.items():
         try:
             found = list(look(*runs))
         except PenstockError as error:
-            is_there = not isinstance(error, checkpoint.NoCheckpointError)
-            found = [Finding(what, f"not compared: {error}", False if is_there else None)]
-        for one in found:
-            put(f"{one.what:<13}{one_line(one.text)}")
-        findings += found
-    same = {one.what: one.same for one in findings}
+            is_missing = isinstance(error, checkpoint.NoCheckpointError)
+            found = [Finding(what, f"not compared: {error}", None if is_missing else False)]
+        for finding in found:
+            put(f"{finding.what:<13}{one_line(finding.text)}")
+            same[finding.what] = finding.same
     words = {True: "the same {}", False: "other {}", None: "{} not compared"}
     batches = False if same.get("samples") is False else same.get("digests")
     put(f"\n{words[batches].format('batches')}, {words[same.get('weights')].format('weights')}")
@@ -106,11 +103,12 @@ def run(config: Config) -> None:
 
 def settings_of(*runs: Run) -> dict[Effect, list[Row]]:
     """The keys of the configuration that differ, by their effect; but for those of tasks."""
-    found: dict[Effect, list[Row]] = {effect: [] for effect in TITLES}
-    for row in _differing(*(run.config for run in runs)):
-        if row[0].split(".")[0] not in ("run_dir", *TASK_KEYS):
-            found[effect_of(row[0])].append(row)
-    return found
+    rows = [
+        row
+        for row in _differing(*(run.config for run in runs))
+        if row[0].split(".")[0] not in ("run_dir", *TASK_KEYS)
+    ]
+    return {effect: [row for row in rows if effect_of(row[0]) == effect] for effect in TITLES}
 
 
 def facts_of(*runs: Run) -> dict[str, list[Row]]:
@@ -131,9 +129,8 @@ def _differing(*values: Mapping[str, Any]) -> Iterator[Row]:
     first, second = ({key: of for key, of in leaves(one) if of not in (None, {})} for one in values)
     for key in {**first, **second}:
         if first.get(key) != second.get(key):
-            pair = (json.dumps(of.get(key, "-"), default=str) for of in (first, second))
-            a, b = (one_line(text).strip('"')[:_LONGEST] for text in pair)
-            yield key, a, b
+            a, b = (json.dumps(of.get(key, "-"), default=str) for of in (first, second))
+            yield key, one_line(a).strip('"')[:200], one_line(b).strip('"')[:200]
 
 
 def _ledgers(first: Run, second: Run) -> Iterator[Finding]:
@@ -142,12 +139,19 @@ def _ledgers(first: Run, second: Run) -> Iterator[Finding]:
         yield Finding("ledger", "not in both runs; train with trainer.ledger=true", None)
         return
     both = first.ledger.merge(second.ledger, on=["epoch", "step"], suffixes=("", "_b"))
-    other = (both["order"] != both["order_b"]) | (both["samples"] != both["samples_b"])
-    finding = _first("samples", both, other, lambda row: "other samples, or in another order")
+    finding = _first(
+        "samples",
+        both,
+        (both["order"] != both["order_b"]) | (both["samples"] != both["samples_b"]),
+        lambda row: "other samples, or in another order",
+    )
     data = same_data(first.manifest.get("data", {}), second.manifest.get("data", {}))
     if finding.same and not data:  # rows have the same numbers, whatever they hold
-        why = _UNKNOWN if data is None else "other data"
-        finding = Finding("rows", f"the same rows at {len(both)} steps; {why}", None)
+        why = {
+            False: "other data",
+            None: "only a dataset with a `fingerprint` tells whether the data is the same",
+        }
+        finding = Finding("rows", f"the same rows at {len(both)} steps; {why[data]}", None)
     yield finding
     # By their bits: NaN is the same as NaN.
     bits, others = (both[name].to_numpy().view("int64") for name in ("loss", "loss_b"))
@@ -172,8 +176,12 @@ def _first(
     if not other.any():
         return Finding(what, f"the same at {len(both)} steps", True)
     row = next(both[other].itertuples())
-    text = f"first differ at epoch {row.epoch}, step {row.step}: {how(row)}"
-    return Finding(what, f"{text}; {other.sum()} of {len(both)} steps differ", False)
+    return Finding(
+        what,
+        f"first differ at epoch {row.epoch}, step {row.step}: {how(row)}; "
+        f"{other.sum()} of {len(both)} steps differ",
+        False,
+    )
 
 
 def _weights(first: Run, second: Run) -> Iterator[Finding]:
@@ -189,8 +197,11 @@ def _weights(first: Run, second: Run) -> Iterator[Finding]:
         apart = {name: _distance(a.get(name), b.get(name)) for name in sorted({*a, *b})}
         if other := [name for name, distance in apart.items() if distance]:
             distance, worst = max((apart[name], name) for name in other)
-            text = f"tensors differ, {worst} by up to {distance:.3g}"
-            yield Finding(title, f"{len(other)} of {len(apart)} {text}", False)
+            yield Finding(
+                title,
+                f"{len(other)} of {len(apart)} tensors differ, {worst} by up to {distance:.3g}",
+                False,
+            )
         elif apart:
             yield Finding(title, f"the same bits in {len(apart)} tensors", True)
 
