@@ -23,12 +23,11 @@ Cost: 60 us a sample of two files, to write, and 80 bytes to keep.
 
 from __future__ import annotations
 
-import gzip
 import io
 import tarfile
-import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
@@ -36,11 +35,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.addons.storage import index
-from penstock.addons.storage.files import RecordFiles, Spans
+from penstock.addons.storage.files import RecordFiles
 from penstock.datasets.files import open_root
 from penstock.errors import DataError
-from penstock.files.disk import write_atomically
-from penstock.order.keys import IntArray
+from penstock.files.disk import replacing
 from penstock.terminal import watched
 
 Dots = Literal["first", "last"]  # at which the name of a sample ends
@@ -48,7 +46,6 @@ PLAIN = (".tar",)
 COMPRESSED = (".tar.gz", ".tgz")
 SUFFIX = ".index"
 HEADER = 512  # bytes before the content of a file
-_TAIL = 1 << 16  # bytes of zeros that may end an archive
 
 Index = Mapping[str, npt.NDArray[Any]]
 
@@ -68,52 +65,37 @@ def read_samples(name: str, file: IO[bytes], dots: Dots) -> Iterator[Sample]:
         name: for messages; its ending tells whether it is compressed.
 
     Raises:
-        DataError: the archive is cut off or damaged, a member is no plain file, a part occurs
-            twice, or the files of a sample do not stand together. Names archive and member.
+        DataError: the archive is cut off or damaged, a member is no plain file, or a part occurs
+            twice. Names archive and member.
     """
     keeps, number, where = name.lower().endswith(COMPRESSED), 0, repr(name)
-    current: Sample | None = None
-    # Hashes of keys: 30 bytes each, where an archive has millions of samples.
-    seen = set[int]()
-    opened: Any = gzip.GzipFile(fileobj=file) if keeps else file
+    current = Sample(0, "", {})
     try:
-        archive = tarfile.open(fileobj=opened, mode="r:")  # noqa: SIM115  # it holds no file
+        archive: Any = tarfile.open(fileobj=file, mode="r:gz" if keeps else "r:")  # noqa: SIM115
         # Not `for`, which counts the members that the archive keeps.
         while (member := archive.next()) is not None:
-            archive.members = []  # type: ignore[attr-defined]  # it would keep 1 kB of each
+            archive.members = []  # it would keep 1 kB of each
             where, number = f"{name!r}, member {number} ({member.name!r})", number + 1
-            if member.isdir():
+            key, ending = split_name(member.name, dots)
+            if not key or member.isdir():
                 continue
             if not member.isreg() or member.issparse():
                 raise DataError(
                     f"{where} is a link, a device or a sparse file. Make the archive of plain ones."
                 )
-            key, ending = split_name(member.name, dots)
-            if not key:
-                continue
-            if current is None or key != current.key:
-                if current is not None:
+            if key != current.key:
+                if current.parts:
                     yield current
-                current = Sample(len(seen), key, {})
-                if hash(key) in seen:
-                    raise DataError(
-                        f"{where}: its sample occurred before. The files of a sample must be "
-                        "together, and every sample needs a name of its own: sort the names when "
-                        "you make the archive."
-                    )
-                seen.add(hash(key))
+                current = Sample(current.number + bool(current.parts), key, {})
             if ending in current.parts:
                 raise DataError(f"{where} occurs twice. Make the archive with every file once.")
-            span = member.offset_data, member.offset_data + member.size
-            current.parts[ending] = span
             # A compressed archive cannot be read here and there later.
-            if keeps:
-                opened.seek(member.offset_data)
-                current.parts[ending] = opened.read(member.size)
+            span = member.offset_data, member.offset_data + member.size
+            current.parts[ending] = archive.extractfile(member).read() if keeps else span
         # tarfile takes a damaged header for the end, and a missing end for one.
-        opened.seek(archive.offset)
-        tail = opened.read(_TAIL)
-    # The last three are gzip's: not compressed, cut off, damaged.
+        archive.fileobj.seek(archive.offset)
+        tail = archive.fileobj.read(1 << 16)  # zeros may end an archive
+    # The last two are gzip's: cut off, damaged.
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"{where}: {error}: it is no tar archive, or it was cut off or damaged. Copy or make "
@@ -125,7 +107,7 @@ def read_samples(name: str, file: IO[bytes], dots: Dots) -> Iterator[Sample]:
             "nor the end of the archive: it was cut off or damaged, or archives were joined by "
             "cat. Copy or make it again, or keep them in files of their own."
         )
-    if current is not None:
+    if current.parts:
         yield current
 
 
@@ -159,57 +141,14 @@ def make(files: RecordFiles, number: int, dots: Dots = "first") -> Index:
 
 def read(content: bytes, archive: str, size: int) -> Index:
     """The index of an archive of `size` bytes that lies beside it; DataError if it is another."""
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as opened:
-            made = dict(opened)
-        # Files that lie one after the other, and end with the archive.
-        bounds = made["spans"].reshape(-1)
-        is_sound = (np.diff(bounds, prepend=0, append=made["size"]) >= 0).all()
-        is_sound &= made["size"] == [size] and made["counts"].sum() == len(made["endings"])
-    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile):
-        is_sound = False
-    if not is_sound:
-        raise DataError(
-            f"{archive + SUFFIX!r} is not the index of that archive, which has {size} bytes. Write "
-            "it again (python -m penstock.addons.tars.index FOLDER), or delete it."
-        )
-    return made
-
-
-class Places:
-    """Where the samples of several archives lie, by the index of each."""
-
-    def __init__(self, indexes: Sequence[Index]) -> None:
-        # Arrays: forked workers share them, and do not copy them by counting references.
-        self.shards = np.cumsum([0, *(len(each["keys"]) for each in indexes)])
-        self._keys, counts, self._endings, self._spans = (
-            np.concatenate([each[name] for each in indexes])
-            for name in ("keys", "counts", "endings", "spans")
-        )
-        self._parts = np.cumsum([0, *counts])
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def names(self) -> list[str]:
-        """The names of all samples."""
-        return [key.decode("utf-8", "surrogateescape") for key in self._keys.tolist()]
-
-    def sample(self, row: int) -> tuple[int, Sample]:
-        """The archive of a sample, and the sample."""
-        shard = int(np.searchsorted(self.shards, row, side="right")) - 1
-        parts = slice(self._parts[row], self._parts[row + 1])
-        endings = [ending.decode("utf-8", "replace") for ending in self._endings[parts].tolist()]
-        key = self._keys[row].decode("utf-8", "surrogateescape")
-        spans = dict(zip(endings, self._spans[parts].tolist(), strict=True))
-        return shard, Sample(row - int(self.shards[shard]), key, spans)
-
-    def spans(self, rows: IntArray) -> Spans:
-        """What samples are read from, the headers of their files included."""
-        # One span, as files of a sample stand together: one request, with 512 bytes more a file.
-        shards = np.searchsorted(self.shards, rows, side="right") - 1
-        last = self._parts[rows + 1] - 1
-        return Spans(shards, self._spans[self._parts[rows], 0] - HEADER, self._spans[last, 1])
+    with suppress(Exception):  # any file may be called so
+        made = dict(np.load(io.BytesIO(content), allow_pickle=False))
+        if made["size"] == [size] and made["counts"].sum() == len(made["spans"]):
+            return made
+    raise DataError(
+        f"{archive + SUFFIX!r} is not the index of that archive, which has {size} bytes. Write it "
+        "again (python -m penstock.addons.tars.index FOLDER), or delete it."
+    )
 
 
 def write(folder: str) -> int:
@@ -223,10 +162,8 @@ def write(folder: str) -> int:
     if not len(files):
         raise DataError(f"{folder!r} is not a folder with .tar files")
     for number, address in enumerate(watched(files.addresses, len(files), f"indexing {folder}")):
-        # In memory first, so that an index beside an archive is whole or missing.
-        content = io.BytesIO()
-        np.savez(content, **make(files, number))  # type: ignore[arg-type]
-        write_atomically(Path(address + SUFFIX), content.getvalue())
+        with replacing(Path(address + SUFFIX)) as file:
+            np.savez(file, **make(files, number))  # type: ignore[arg-type]
     return len(files)
 
 

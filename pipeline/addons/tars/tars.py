@@ -4,46 +4,74 @@
     shard-000001.tar.gz     compressed ones are only streamed
     shard-000000.tar.index  where the samples of an archive lie, as `index` writes it
 
-`index` says which files make up a sample, `fields` what they become. A sample of a plain archive
-is one span, which its owner reads; of a compressed one it is the bytes themselves.
+`index` says which files make up a sample; by their endings they become fields:
 
-Cost: 60 us a sample of two files to find it, once, and 80 bytes to keep where it lies.
+    ending                       value
+    jpg, jpeg, png, webp, gif    Image, uint8 [3, H, W]; an EncodedImage if `lazy`
+    cls, id, index               int
+    txt, text                    str
+    json                         its content
+    npy                          tensor; floats become float32
+    pyd, pkl, pickle, pt, pth    refused: pickles run any code when they are read
+    others                       bytes
+
+Of "seg.png" the last ending counts. A sample of a plain archive is one span, which its owner reads;
+of a compressed one it is the bytes themselves.
+
+Cost: 60 us a sample of two files to find it, once for `IndexedTars`, which keeps 80 bytes of where
+it lies, and 30 us in each epoch of a stream.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from penstock.addons.storage.arrays import CacheFolder
-from penstock.addons.storage.files import RecordFiles
+from penstock.addons.storage.files import RecordFiles, Spans
 from penstock.addons.storage.rows import RowSplit
 from penstock.addons.tars import index
-from penstock.addons.tars.fields import NUMBERS, TEXTS, choose_fields, make_fields
 from penstock.addons.tars.index import COMPRESSED, HEADER, PLAIN, Dots
+from penstock.datasets.arrays import not_finite, plain_numbers
 from penstock.datasets.files import DataFile, Files
-from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, check_split
-from penstock.datasets.reading.image import Reader, check_reader
+from penstock.datasets.reading.base import (
+    FileDataset,
+    Part,
+    Sample,
+    Split,
+    Table,
+    check_split,
+)
+from penstock.datasets.reading.image import Reader, check_reader, decode_image, undecoded
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.order.keys import IntArray
 from penstock.terminal import watched
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-Record = tuple[int, index.Sample]  # of a stream: the number of an archive, and a sample
+Record = tuple[int, index.Sample]  # the number of an archive, and a sample
+Fields = Mapping[str, Sequence[str]]  # field -> endings of its part; any of them will do
+IMAGES = ("jpg", "jpeg", "png", "webp", "gif")
+NUMBERS = ("cls", "id", "index")
+TEXTS = ("txt", "text")
+PICKLES = ("pyd", "pkl", "pickle", "pt", "pth")
+_NAMES = {**dict.fromkeys(IMAGES, "image"), "cls": "label", "txt": "text"}
+_DOTS = (
+    "If names of samples have dots in them, set dataset.dots=last: a name ends at its last dot. If "
+    "these are parts of one sample, set dataset.dots=first."
+)
 
 
 class Tars(FileDataset):
     """What both datasets share. One sample: the files of one name, each a field.
-
-    An index that is missing is made of a plain archive of this machine, and kept.
 
     Args:
         root: folder of the archives, one archive, or a pattern such as "train-{000..127}.tar"; here
@@ -56,10 +84,10 @@ class Tars(FileDataset):
         val_fraction: share of the samples that validate; 0 and 1 leave all to one split.
         split_seed: another seed, another split.
         reader: of images: "torchvision", "pillow" or "skimage".
-        cache_dir: for the indexes that are made.
+        cache_dir: for the indexes that `IndexedTars` makes.
         files: how remote archives are fetched and kept.
         lazy: give images undecoded, for a transform that decodes; the build sets it.
-        limits: `record_bytes` of a sample, headers and all.
+        limits: of images.
         test_fraction: share of the samples to keep for a test.
         dots: at which dot of a file's name that of its sample ends, "first" or "last"; None: the
             first, and names that have digits before another one are refused.
@@ -89,109 +117,140 @@ class Tars(FileDataset):
         check_split(split, val_fraction, test_fraction)
         self.classes, self.reader, self.lazy = [*(classes or [])], check_reader(reader), lazy
         self._split, self._limits, self._dots = split, limits, dots or "first"
-        is_stream = isinstance(self, IterableDataset)
-        suffixes = (*PLAIN, *COMPRESSED) if is_stream else PLAIN
-        self.files = RecordFiles.of(root, suffixes, files, split)
-        # Where one is compressed, no length is known, so the others need no index either.
-        plain = all(name.lower().endswith(PLAIN) for name in self.files.names)
-        # The index of an archive at an address costs all of it, which a stream reads in parts.
-        self._places = (
-            None
-            if is_stream and (self.files.is_remote or not plain)
-            else (index.Places(self._indexes(cache_dir)))
-        )
-        val, test = self.files.shares(val_fraction, test_fraction)
-        is_all = self.files.whole or (self.files.divided and split == "train" and not test)
+        suffixes = (*PLAIN, *COMPRESSED) if isinstance(self, IterableDataset) else PLAIN
+        self.files = files_ = RecordFiles.of(root, suffixes, files, split)
+        val, test = files_.shares(val_fraction, test_fraction)
+        if split == "test" and not (files_.whole or test):
+            raise ConfigError(
+                Problem(
+                    "dataset.test_fraction",
+                    "is 0, and no archive is named test...: there is no test split",
+                )
+            )
         # Shares of the samples that validate and test, and the seed; None: this split has them all.
+        is_all = files_.whole or (files_.divided and split == "train" and not test)
         self._division = None if is_all else (val, test, split_seed)
-        if split == "test" and not (is_all or test):
-            reason = "is 0, and no archive is named test...: there is no test split"
-            raise ConfigError(Problem("dataset.test_fraction", reason))
-        self._divide()
-        first = self._first()
+        self._find(cache_dir)
+        first = next(self._records(), None)
         if first is None:
             raise DataError(
                 f"dataset.root: {root!r} has no sample of the split {split!r} in its archives."
             )
-        where, parts = self._parts(*first)
+        where = self._where(first)
         self._whole = where if fields is None else ""  # the first sample, which others are like
-        self.fields = choose_fields(fields, [*parts], where, dots)
+        self.fields = choose_fields(fields, [*first[1].parts], where, dots)
 
-    def _divide(self) -> None:
-        """Find out which samples are of this split."""
+    def _find(self, cache_dir: str) -> None:
+        """Find out where samples lie; a stream finds them as it reads."""
+
+    def _records(self) -> Iterator[Record]:
+        """The samples of this split, in order."""
         raise NotImplementedError
 
-    def _first(self) -> Record | None:
-        """The first sample of this split."""
-        raise NotImplementedError
+    def _where(self, record: Record) -> str:
+        shard, sample = record
+        return f"{self.files.addresses[shard]!r}, sample {sample.number} ({sample.key!r})"
 
-    def _indexes(self, cache_dir: str) -> list[index.Index]:
-        """The index of each archive: that beside it, one that was made before, or one made now."""
-        numbers = range(len(self.files))
-        # Indexes beside archives are of names that end at their first dot.
-        written = (
-            self.files.companions(index.SUFFIX) if self._dots == "first" else [None] * len(numbers)
-        )
-        indexes = []
-        for shard in watched(numbers, len(numbers), "reading indexes of archives"):
-            content = written[shard]
-            if content is not None:
-                size = int(self.files.sizes[shard])
-                indexes.append(index.read(content, self.files.addresses[shard], size))
-                continue
-            # "2" is the form of an index; what an older version has kept is left alone.
-            key = hashlib.blake2b(
-                f"{self.files.key(shard)} {self._dots} 2".encode(), digest_size=12
-            )
-            # Headers are read one by one: at an address, each block would be waited for.
-            self.files.want(self.files.whole_of([shard]))
-            make = partial(index.make, self.files, shard, self._dots)
-            indexes.append(CacheFolder(cache_dir, key.hexdigest()).arrays("index", make))
-        return indexes
+    def _parts(self, record: Record, content: bytes | memoryview | None = None) -> dict[str, bytes]:
+        """The content of a sample's files, by their endings.
 
-    def _parts(self, shard: int, sample: index.Sample) -> tuple[str, dict[str, bytes]]:
-        """A sample's name for messages, and the content of its files.
+        Args:
+            content: of its span, headers and all; None: it is read.
 
         Raises:
-            DataError: it has too many bytes, or its index is of another archive.
+            DataError: its index is of another archive.
         """
-        where = f"{self.files.addresses[shard]!r}, sample {sample.number} ({sample.key!r})"
+        (shard, sample), parts = record, dict[str, bytes]()
         spans = [*sample.parts.values()]
         if isinstance(spans[0], bytes):
-            return where, sample.parts
-        start, stop = spans[0][0] - HEADER, spans[-1][1]
-        if stop - start > self._limits.record_bytes:
-            claim = f"it has {stop - start} bytes, headers and all"
-            raise DataError(f"{where}: {self._limits.refusal('record_bytes', claim)}.")
-        content, parts = bytes(self.files.at(shard, start, stop)), dict[str, bytes]()
+            return sample.parts
+        before = spans[0][0] - HEADER
+        content = content or self.files.at(shard, before, spans[-1][1])
         # The header before a file repeats its size, in octal digits: an index of another archive of
         # the same length would give wrong bytes, and no error.
         for ending, (first, last) in sample.parts.items():
-            parts[ending] = content[first - start : last - start]
-            size = content[first - start - HEADER :][124:136].strip(b" \0")
+            size = bytes(content[first - before - HEADER : first - before])[124:136].strip(b" \0")
+            parts[ending] = bytes(content[first - before : last - before])
             if size.lstrip(b"0") != b"%o" % (last - first) and last > first:
                 raise DataError(
-                    f"{where}: its index is of another archive. Delete or write it again."
+                    f"{self._where(record)}: its index is of another archive. Delete or write it "
+                    "again."
                 )
-        return where, parts
+        return parts
 
-    def _sample(self, shard: int, sample: index.Sample) -> Sample:
-        where, parts = self._parts(shard, sample)
-        made = make_fields(
-            parts, self.fields, self._whole, where, self.reader, self._limits, self.lazy
-        )
+    def _sample(self, record: Record, content: bytes | memoryview | None = None) -> Sample:
+        """A decoded sample; DataError if a part is missing, left over or damaged."""
+        made = self._made(self._parts(record, content), self.fields, self._whole, record)
         label, count = made.get("label"), len(self.classes)
         if count and isinstance(label, int) and not 0 <= label < count:
             raise DataError(
-                f"{where}: label {label} is none of the {count} classes. Correct it, or name all "
-                "classes in dataset.classes."
+                f"{self._where(record)}: label {label} is none of the {count} classes. Correct it, "
+                "or name all classes in dataset.classes."
             )
         return made
 
+    def _made(
+        self, parts: Mapping[str, bytes], fields: Fields, first: str, record: Record
+    ) -> Sample:
+        """Some fields of a sample.
+
+        Args:
+            parts: ending -> content.
+            first: the first sample, whose parts all others have; "" where parts may be left over.
+
+        Raises:
+            DataError: a part is missing, left over or damaged.
+        """
+        where, sample = self._where(record), dict[str, Any]()
+        # A part that the first sample lacks is a mistake in one of them, and nobody loses it
+        # silently.
+        strange = {*parts}.difference(*fields.values()) if first else {}
+        for name, endings in fields.items():
+            ending = next((end for end in endings if end in parts), None)
+            if ending is None or strange:
+                lacks = (
+                    f"no part {' or '.join(endings)!r}" if not ending else f"{sorted(strange)[0]!r}"
+                )
+                raise DataError(
+                    f"{where} has {lacks}, unlike {first or 'other samples'} (it has "
+                    f"{', '.join(parts)}). Take the sample out, or say with dataset.fields which "
+                    "parts are wanted; the files of a sample have to stand together in the "
+                    "archive. If names of samples have dots in them, set dataset.dots=last."
+                )
+            content, shown, kind = (
+                parts[ending],
+                f"{where}, part {ending!r}",
+                ending.rpartition(".")[2],
+            )
+            if kind in IMAGES:
+                sample[name] = (undecoded if self.lazy else decode_image)(
+                    content, shown, self.reader, self._limits
+                )
+                continue
+            # What has no decoder stays as it is: bytes.
+            decode, expected = _DECODERS.get(kind, (bytes, "content"))
+            try:
+                sample[name] = decode(content)
+            except (
+                ValueError,
+                EOFError,
+                RecursionError,
+                SyntaxError,
+                TypeError,
+                MemoryError,
+            ) as error:
+                raise DataError(
+                    f"{shown} ({len(content)} bytes) is not {expected}: {error}. Repair it or "
+                    "take the sample out."
+                ) from error
+        return sample
+
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The fields, how samples are divided, and the archives: pieces of them if `sized`."""
-        parts: list[Part] = [type(self).__name__, self.reader, *self.classes, self._split]
-        parts += [str(self._division), str(self.fields), self._dots, *self.files.names]
+        parts: list[Part] = [
+            *(type(self).__name__, self.reader, *self.classes, self._split, str(self._division)),
+            *(str(self.fields), self._dots, *self.files.names),
+        ]
         return [*parts, self.files.sizes, *map(bytes, self.files.pieces())] if sized else parts
 
     def data_files(self) -> list[DataFile]:
@@ -200,10 +259,6 @@ class Tars(FileDataset):
 
 class TarShards(Tars, IterableDataset[Record]):
     """A stream, of compressed archives, too; see `Tars`. A hash of its name divides the samples."""
-
-    def _divide(self) -> None:
-        if self._places is not None:
-            self._rows = np.flatnonzero([self._is_own(key) for key in self._places.names()])
 
     def _is_own(self, key: str) -> bool:
         """Whether a sample is of this split, by a keyed hash of its name; 1 us."""
@@ -218,27 +273,14 @@ class TarShards(Tars, IterableDataset[Record]):
         rest = "test" if draw >= (1 - test) * 2**64 else "train"
         return self._split == ("val" if draw < val * 2**64 else rest)
 
-    def _first(self) -> Record | None:
-        return next(iter(self), None)
-
-    def __len__(self) -> int:
-        if self._places is None:
-            raise TypeError("only indexed archives know their length")
-        return len(self._rows)
-
     def __iter__(self) -> Iterator[Record]:
-        for shard in self.shards():
-            yield from self.read_shard(shard)
+        return chain.from_iterable(map(self.read_shard, self.shards()))
+
+    _records = __iter__
 
     def shards(self) -> range:
         """The archives, by number."""
         return range(len(self.files))
-
-    def shard_lengths(self) -> list[int] | None:
-        """Samples of this split in each archive, if they are indexed."""
-        if self._places is None:
-            return None
-        return np.diff(np.searchsorted(self._rows, self._places.shards)).tolist()
 
     def want_shard(self, shard: int) -> float:
         """An archive is read soon: fetch it ahead; its part of `files.ahead`."""
@@ -246,10 +288,6 @@ class TarShards(Tars, IterableDataset[Record]):
 
     def read_shard(self, shard: int) -> Iterator[Record]:
         """Samples of one archive that are in this split."""
-        if self._places is not None:
-            bounds = np.searchsorted(self._rows, self._places.shards[shard : shard + 2])
-            yield from map(self._places.sample, self._rows[slice(*bounds)].tolist())
-            return
         with self.files.open(shard) as file:
             for sample in index.read_samples(self.files.addresses[shard], file, self._dots):
                 if self._is_own(sample.key):
@@ -257,51 +295,94 @@ class TarShards(Tars, IterableDataset[Record]):
 
     def decode(self, record: Record) -> Sample:
         """The sample of a raw record; DataError if a part is missing or damaged."""
-        return self._sample(*record)
+        return self._sample(record)
 
 
 class IndexedTars(Tars, Dataset[Sample]):
     """Rows in any order; see `Tars`. `val_fraction` is exact.
 
-    To make the index of an archive at an address, all of it is fetched, once. Otherwise no more is
-    fetched than the blocks of the samples that are read.
+    An index that is missing is made and kept: to make that of an archive at an address, all of it
+    is fetched, once. Otherwise no more is fetched than the blocks of the samples that are read.
     """
 
-    _places: index.Places
-
-    def _divide(self) -> None:
+    def _find(self, cache_dir: str) -> None:
+        # Indexes beside archives are of names that end at their first dot.
+        written = self.files.companions(index.SUFFIX) if self._dots == "first" else []
+        indexes = [
+            self._index(shard, written[shard] if written else None, cache_dir)
+            for shard in watched(
+                range(len(self.files)), len(self.files), "reading indexes of archives"
+            )
+        ]
+        # Arrays: forked workers share them, and do not copy them by counting references.
+        self._shards = np.cumsum([0, *(len(each["keys"]) for each in indexes)])
+        self._keys, counts, self._endings, self._bounds = (
+            np.concatenate([each[name] for each in indexes])
+            for name in ("keys", "counts", "endings", "spans")
+        )
+        self._files = np.cumsum([0, *counts])  # where those of each sample begin
         val, test, seed = self._division or (0.0, 0.0, 0)
-        total, split = len(self._places), self._split if self._division else "train"
-        self._rows = RowSplit(total, split, val, seed, test)
+        self._rows = RowSplit(
+            len(self._keys), self._split if self._division else "train", val, seed, test
+        )
 
-    def _first(self) -> Record | None:
-        return self._record(0) if len(self) else None
+    def _index(self, shard: int, written: bytes | None, cache_dir: str) -> index.Index:
+        """The index of an archive: that beside it, one that was made before, or one made now."""
+        if written is not None:
+            return index.read(written, self.files.addresses[shard], int(self.files.sizes[shard]))
+        # "2" is the form of an index; what an older version has kept is left alone.
+        key = hashlib.blake2b(f"{self.files.key(shard)} {self._dots} 2".encode(), digest_size=12)
+        # Headers are read one by one: at an address, each block would be waited for.
+        self.files.want(self.files.whole_of([shard]))
+        return CacheFolder(cache_dir, key.hexdigest()).arrays(
+            "index", partial(index.make, self.files, shard, self._dots)
+        )
+
+    def _record(self, index_: int) -> Record:
+        row = int(self._rows.rows([index_])[0])
+        shard = int(np.searchsorted(self._shards, row, side="right")) - 1
+        own = slice(self._files[row], self._files[row + 1])
+        endings = [ending.decode("utf-8", "replace") for ending in self._endings[own].tolist()]
+        spans = dict(zip(endings, self._bounds[own].tolist(), strict=True))
+        key: str = self._keys[row].decode("utf-8", "surrogateescape")
+        return shard, index.Sample(row - int(self._shards[shard]), key, spans)
+
+    def _records(self) -> Iterator[Record]:
+        return map(self._record, range(len(self)))
+
+    def _spans(self, indices: IntArray) -> Spans:
+        """What samples are read from, the headers of their files included."""
+        # One span, as files of a sample stand together: one request, with 512 bytes more a file.
+        rows = self._rows.rows(indices)
+        shards = np.searchsorted(self._shards, rows, side="right") - 1
+        starts = self._bounds[self._files[rows], 0] - HEADER
+        return Spans(shards, starts, self._bounds[self._files[rows + 1] - 1, 1])
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, row: int) -> Sample:
-        return self._sample(*self._record(row))
+        return self._sample(self._record(row))
 
-    def _record(self, row: int) -> Record:
-        return self._places.sample(int(self._rows.rows([row])[0]))
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+        """Samples of a whole batch; what is missing of them is fetched at once."""
+        contents = self.files.read(self._spans(np.asarray(indices, np.int64)))
+        return [*map(self._sample, map(self._record, indices), contents)]
 
     @property
-    def metadata(self) -> pd.DataFrame:
+    def metadata(self) -> Table:
         """A row per sample: its numbers and texts. Reads all of the archives."""
         import pandas as pd
 
         plain = {*NUMBERS, *TEXTS}
+        # Without images, which would take 100 times as long.
         fields = {
             name: endings
             for name, endings in self.fields.items()
             if plain.issuperset(ending.rpartition(".")[2] for ending in endings)
         }
-        # Without images, which would take 100 times as long.
-        rows = []
-        for row in watched(range(len(self)), len(self), "reading samples of archives"):
-            where, parts = self._parts(*self._record(row))
-            rows.append(make_fields(parts, fields, "", where, self.reader, self._limits))
+        records = watched(self._records(), len(self), "reading samples of archives")
+        rows = [self._made(self._parts(record), fields, "", record) for record in records]
         return pd.DataFrame(rows, columns=[*fields])
 
     def path(self, row: int) -> str:
@@ -310,4 +391,76 @@ class IndexedTars(Tars, Dataset[Sample]):
 
     def want(self, indices: IntArray) -> float:
         """Rows are read soon: fetch them ahead; their part of `files.ahead`."""
-        return self.files.want(self._places.spans(self._rows.rows(indices)))
+        return self.files.want(self._spans(indices))
+
+
+def choose_fields(
+    fields: Mapping[str, str | None] | None,
+    parts: Sequence[str],
+    where: str,
+    dots: Dots | None,
+) -> Fields:
+    """The fields of the samples.
+
+    Args:
+        fields: field -> ending, or several as "jpg;png"; null for one named as the field. None
+            makes a field of each of `parts`: `image` of jpg, `label` of cls, `seg` of seg.png.
+        parts: endings of the first sample.
+        where: the first sample, for messages.
+        dots: at which names end; None if nobody has said so: "first".
+
+    Raises:
+        ConfigError: two parts would be one field, a field would be a pickle, or names of samples
+            seem to have dots in them.
+    """
+    # "seg.png" becomes seg, and "json" json.
+    pairs = (
+        [(_NAMES.get(e) or e.rpartition(".")[0].replace(".", "_") or e, e) for e in parts]
+        if fields is None
+        else [*fields.items()]
+    )
+    chosen = {
+        name: [part.strip().lower() for part in (endings or name).split(";")]
+        for name, endings in pairs
+    }
+    names = [name for name, _ in pairs]
+    problems = {
+        f"after the first dot of a name. {_DOTS}": (
+            "dots",
+            # As of 0.5 or 12.30.
+            [e for e in parts if "." in e and e[0].isdigit() and fields is None and dots is None],
+        ),
+        "which is a pickle and may run any code when it is read. Make the archives with npy or "
+        "json, or name the other parts: dataset.fields={image: jpg, label: cls}": (
+            "fields",
+            [e for own in chosen.values() for e in own if e.rpartition(".")[2] in PICKLES],
+        ),
+        "which would be the same field; name them: dataset.fields={one: ENDING, other: ENDING}. "
+        + _DOTS: (
+            "fields",
+            [str(ending) for name, ending in pairs if names.count(name) > 1],
+        ),
+    }
+    for reason, (key, wrong) in problems.items():
+        if wrong:
+            shown = " and ".join(map(repr, wrong[:10]))
+            raise ConfigError(Problem(f"dataset.{key}", f"{where} has {shown}, {reason}"))
+    return chosen
+
+
+def _array(content: bytes) -> torch.Tensor:
+    # Not np.load, which takes a pickle or a zip archive for an array.
+    values = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    if (position := not_finite(values)) is not None:
+        at = ", ".join(map(str, position))
+        raise ValueError(f"value {at} is {values[tuple(position)]}, which is not finite")
+    return torch.from_numpy(plain_numbers(values))
+
+
+# Ending -> how its content is decoded, and what it should be, for messages.
+_DECODERS: dict[str, tuple[Callable[[bytes], object], str]] = {
+    **dict.fromkeys(NUMBERS, (int, "a whole number")),
+    **dict.fromkeys(TEXTS, (lambda content: content.decode("utf-8"), "UTF-8 text")),
+    "json": (json.loads, "JSON"),
+    "npy": (_array, "a usable array of numbers"),
+}

@@ -108,13 +108,6 @@ def test_fields_that_are_chosen(root):
     assert list(sample) == ["picture", "number", "json"]
 
 
-def test_lengths_are_known(root):
-    known = everything(root)
-    assert decoded(known) == list(range(23))
-    assert known.shard_lengths() == [10, 5, 8]
-    assert len(known) == 23
-
-
 def pack(root):
     for path in root.glob("*.tar"):
         path.with_suffix(".tar.gz").write_bytes(gzip.compress(path.read_bytes()))
@@ -254,7 +247,7 @@ def test_damage(tmp_path):
     refused(tmp_path, content, rf"member 3: at byte {place} is neither the header of a file nor")
     refused(tmp_path, b"hello" * 500, r"x\.tar': .*it is no tar archive")
     (tmp_path / "x.tar").unlink()
-    refused(tmp_path, b"no gzip" * 100, r"Not a gzipped file", "x.tar.gz")
+    refused(tmp_path, b"no gzip" * 100, r"not a gzip file", "x.tar.gz")
 
 
 def test_archives_joined_by_cat(tmp_path):
@@ -284,11 +277,7 @@ SAMPLES = {
     "a part twice": ([*samples(2), ("d/0002.cls", b"1")], r"'d/0002\.cls'\) occurs twice"),
     "not together": (
         [*without(2, ".cls"), *samples(3), ("d/0002.cls", b"1")],
-        r"member 14 .*its sample occurred before|stand together",
-    ),
-    "a name twice": (
-        [*samples(3), *samples(2), *samples(3)],
-        r"'d/0003\.png'\): its sample occurred before",
+        r"no part 'cls', unlike .*stand together",
     ),
 }
 
@@ -319,18 +308,6 @@ def test_dots_in_names_of_samples_are_refused_until_somebody_says_where_names_en
     fields = {"label": "cls"}
     first, last = (everything(tmp_path, fields=fields, dots=dots) for dots in ("first", "last"))
     assert first.fingerprint != last.fingerprint
-
-
-def test_words_behind_the_first_dot_are_parts_and_said_to_be(tmp_path, caplog):
-    (tmp_path / "a.tar").write_bytes(archive([*samples(1, 2), ("README", b"x"), ("d/3", b"x")]))
-    for _ in range(2):
-        everything(tmp_path)
-    TarShards(str(tmp_path), "val", val_fraction=1.0)
-    said = "has left.npy after the first dot of a name. If names of samples have dots"
-    assert said in caplog.text
-    caplog.clear()
-    everything(tmp_path, dots="first")
-    assert not caplog.messages
 
 
 CONTENTS = {
@@ -397,7 +374,6 @@ def test_archives_at_an_address(root, tmp_path):
     with bucket(root, tmp_path / "cache") as (_, files):
         data = everything("s3://data", files=files)
         assert decoded(data) == list(range(23))
-        assert data.shard_lengths() is None  # nothing was fetched to know them
         assert data.fingerprint == here
         some = everything("s3://data/s-{1..1}.tar", files=files)
         assert decoded(some) == list(range(10, 15))
