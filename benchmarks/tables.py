@@ -89,10 +89,10 @@ def loader_of(dataset: Any, order: str, collate: Any = None) -> Any:
 
 def table_of(kind: str, order: str, name: str = "numbers", **more: Any) -> Callable[[Path], Epoch]:
     def epochs(root: Path) -> Epoch:
-        from penstock.addons.tables.table import Parquet
+        from penstock.addons.tables.table import MappedTable
         from penstock.loading.collate import Pad
 
-        dataset = Parquet(str(root / kind / name), val_fraction=0.0, **more)
+        dataset = MappedTable(str(root / kind / name), val_fraction=0.0, **more)
         collate = Pad(fields=["tokens"]) if name == "mixed" else None
         return loader_of(dataset, order, collate).epoch  # type: ignore[no-any-return]
 
@@ -101,13 +101,13 @@ def table_of(kind: str, order: str, name: str = "numbers", **more: Any) -> Calla
 
 def stream(buffer: int) -> Callable[[Path], Epoch]:
     def epochs(root: Path) -> Epoch:
-        from penstock.addons.tables.stream import ParquetStream
+        from penstock.addons.tables.table import StreamedTable
         from penstock.loading.collate import Stack
         from penstock.loading.loader import Loader
         from penstock.loading.stream import StreamFetch
         from penstock.order.plan import StreamOrder, StreamPlan
 
-        dataset = ParquetStream(str(root / "parquet" / "numbers"), val_fraction=0.0)
+        dataset = StreamedTable(str(root / "parquet" / "numbers"), val_fraction=0.0)
         order = StreamOrder(0, buffer, shuffle_shards=buffer > 0)
         fetch = StreamFetch(dataset, None, Stack(), 0, plan=StreamPlan(order, BATCH))
         return Loader(fetch.plan, fetch).epoch
@@ -127,10 +127,10 @@ def arrays(order: str) -> Callable[[Path], Epoch]:
 def packed(root: Path) -> Epoch:
     from penstock.addons.packs.packed import Packed
     from penstock.addons.packs.packing import Recipe, pack
-    from penstock.addons.tables.table import Parquet
+    from penstock.addons.tables.table import MappedTable
 
     # Of one field: packing 1,000,000 rows of 21 fields takes minutes.
-    dataset = Parquet(str(root / "parquet" / "numbers"), val_fraction=0.0, fields=JOINED)
+    dataset = MappedTable(str(root / "parquet" / "numbers"), val_fraction=0.0, fields=JOINED)
     folder = pack(dataset, "train", Recipe(None), str(root / "packs"))
     return loader_of(Packed(str(folder)), "random").epoch  # type: ignore[no-any-return]
 

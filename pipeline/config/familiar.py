@@ -244,7 +244,8 @@ GONE: dict[str, str] = {
     "dataset.split.*": "set data.split",
     "dataset.folds": "set data.folds",
     "data.split.by": "set data.split.group to the column that names a row",
-    "data.split.column": "dataset.split_column of parquet and image_table, or data.val_dataset",
+    "data.split.column": "dataset.split_column of image_table, files named train and val, "
+    "or data.val_dataset",
     "data.split.files": "a dataset for each split: data.val_dataset, data.test_dataset",
     "dataset.fold": "set data.fold",
     "dataset.group": "set data.split.group",

@@ -2,7 +2,7 @@
 
     .parquet                    row groups
     .arrow, .feather            record batches of Arrow's file format, or of its stream format
-    .csv, .tsv, .txt, .jsonl    text, also compressed: .gz, .bz2, .zst; read forwards only
+    .csv, .tsv, .jsonl          text, also compressed: .gz, .bz2, .zst; read forwards only
 
 CSV is RFC 4180 in one dialect: a field in quotes may hold delimiters and line ends, and a quote in
 it is doubled; blank lines are no rows. Cost on one core: 0.3 s for 100 MB of CSV, or less.
@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -22,14 +23,20 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from penstock.datasets.files import stranger
+from penstock.addons.storage.files import RecordFiles
+from penstock.datasets.files import Files, local_file, stranger
 from penstock.errors import DataError
+from penstock.files.paths import join
 
 ARROW = (".parquet", ".arrow", ".feather")
-TEXT = (".csv", ".tsv", ".txt", ".jsonl")
-PACKED = ("", ".gz", ".bz2", ".zst")
-SUFFIXES = (*ARROW, *(kind + packed for kind in TEXT if kind != ".txt" for packed in PACKED))
-_BLOCK = 16 << 20  # bytes of text at once, and the most that a record may have
+_TEXT = (".csv", ".tsv", ".jsonl")
+SUFFIXES = (*ARROW, *(kind + packed for kind in _TEXT for packed in ("", ".gz", ".bz2", ".zst")))
+# Bytes of text at once, and the most that a record may have. With larger ones more time goes into
+# fresh pages of memory than into parsing.
+_BLOCK = 8 << 20
+_BY_LINES = (".tsv", ".csv", ".jsonl")  # where each line of a plain text is a document
+PAGE = "\f"  # between two documents of a plain text
+_MARKS = ("\n\n", "\n", " ")  # where a long document is cut, the best first
 Quoting = Literal["standard", "none"]
 
 
@@ -39,12 +46,13 @@ class Csv:
 
     Attributes:
         delimiter: of columns; None is a comma for `.csv`, else a tab.
-        header: whether the first record names the columns; None: it does if `columns` are not
-            given, or are the same.
+        header: whether the first record names the columns; None: it does without `columns`.
         columns: names of all columns, in order.
         quoting: "standard", or "none", where quotes are characters like others.
         encoding: any that Python knows; a mark of UTF-8 at the beginning is left out.
         texts: whether every column is text; else pyarrow tells numbers by the first block.
+        longest: characters of a document, if this is no table but plain text.
+        lines: whether each line of plain text is a document; None: in .tsv, .csv and .jsonl.
     """
 
     delimiter: str | None = None
@@ -53,10 +61,8 @@ class Csv:
     quoting: Quoting = "standard"
     encoding: str = "utf-8"
     texts: bool = True
-
-    def of(self, name: str) -> Csv:
-        """The same with the delimiter of a file of that name."""
-        return replace(self, delimiter=self.delimiter or ("," if ".csv" in name.lower() else "\t"))
+    longest: int = 0
+    lines: bool | None = None
 
 
 class TableFile:
@@ -77,8 +83,11 @@ class TableFile:
     """
 
     def __init__(self, path: str | io.BufferedReader, name: str, text: Csv) -> None:
-        self.name, self._path, self._text = name, path, text.of(name)
+        self.name, self._path, self._text = name, path, text
         self.lengths: list[int] | None = None
+        self._part: Callable[[int, Sequence[str]], Iterable[pa.RecordBatch]] = lambda _, columns: (
+            self._forwards(columns)
+        )
         self.is_text = not name.lower().endswith(ARROW) and ".jsonl" not in name.lower()
         with self._reading():
             if name.lower().endswith(".parquet"):
@@ -94,23 +103,21 @@ class TableFile:
             elif name.lower().endswith(ARROW):
                 # Mapped: batches that are not compressed take no memory but their touched pages.
                 source = pa.memory_map(path)
-                try:
-                    reader = pa.ipc.open_file(source)
-                    get, count = reader.get_batch, reader.num_record_batches
-                except pa.ArrowInvalid:  # Arrow's stream format, which `datasets` writes
-                    source.seek(0)
-                    reader = pa.ipc.open_stream(source)
-                    batches = list(reader)
-                    get, count = batches.__getitem__, len(batches)
+                is_file = source.read_at(6, 0) == b"ARROW1"  # else the stream of `datasets`
+                reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+                stream = [] if is_file else list(reader)
+                get = reader.get_batch if is_file else stream.__getitem__
+                count = reader.num_record_batches if is_file else len(stream)
                 self._part = lambda number, columns: [get(number)]
                 self.schema, self.lengths = reader.schema, [get(n).num_rows for n in range(count)]
+            elif text.longest:
+                self.schema = pa.schema([("text", pa.large_string())])
             else:
-                with pa.input_stream(path, compression="detect") as stream:
-                    self.schema = self._text_reader(stream, None).schema
+                with pa.input_stream(path, compression="detect") as lines:
+                    self.schema = self._text_reader(lines, None).schema
                 if self.is_text and self._text.texts:
                     self.schema = pa.schema([(column, pa.string()) for column in self.schema.names])
-        names = self.schema.names
-        if double := [column for column in names if names.count(column) > 1]:
+        if double := [of for of in self.schema.names if self.schema.names.count(of) > 1]:
             raise DataError(f"{name!r}: column {double[0]!r} appears twice. Rename one.")
 
     def batches(self, columns: Sequence[str], part: int | None = None) -> Iterator[pa.RecordBatch]:
@@ -119,13 +126,12 @@ class TableFile:
         Raises:
             DataError: the file is damaged, or a record has too few or too many fields.
         """
+        parts = [0] if self.lengths is None else range(len(self.lengths))
         with self._reading():
-            if self.lengths is None:
-                yield from self._forwards(columns)
-                return
-            for number in range(len(self.lengths)) if part is None else [part]:
+            for number in parts if part is None else [part]:
                 for batch in self._part(number, columns):
-                    yield batch.select(list(columns))
+                    if batch.num_rows:
+                        yield batch.select(list(columns))
 
     def table(self, columns: Sequence[str]) -> pa.Table:
         """All rows of these columns, in memory.
@@ -134,7 +140,7 @@ class TableFile:
             DataError: as `batches`; or there is no row.
         """
         batches = list(self.batches(columns))
-        if not sum(batch.num_rows for batch in batches):
+        if not batches:
             raise DataError(f"{self.name!r} has no rows: there is nothing to read.")
         table = pa.Table.from_batches(batches)
         with self._reading():
@@ -142,16 +148,23 @@ class TableFile:
         return table
 
     def _forwards(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        text, quotes = self._text, list[int]()
+
+        def counted(block: pa.Buffer) -> pa.Buffer:
+            quotes.append(block.to_pybytes().count(b'"'))
+            return block
+
         with pa.input_stream(self._path, compression="detect") as stream:
-            counted = _Counted(stream)
-            for number, batch in enumerate(self._text_reader(counted, columns)):
-                rows = batch.select(list(columns))
-                # Where somebody names the columns, files may still have a header.
-                named = number == 0 and self._text.columns and self._text.header is None
-                is_header = named and rows.slice(0, 1).to_pylist() == [{c: c for c in columns}]
-                yield rows.slice(int(bool(is_header)))
+            if not text.longest:
+                yield from self._text_reader(pa.TransformInputStream(stream, counted), columns)
+            elif content := stream.read().decode(text.encoding):
+                by_line = (
+                    self.name.lower().endswith(_BY_LINES) if text.lines is None else text.lines
+                )
+                found = pa.array(documents(content, by_line, text.longest), pa.large_string())
+                yield pa.record_batch([found], self.schema)
         # pyarrow takes all that follows an open quote for the text of one field.
-        if self.is_text and self._text.quoting == "standard" and counted.quotes % 2:
+        if self.is_text and text.quoting == "standard" and sum(quotes) % 2:
             raise DataError(
                 f"{self.name!r}: a quoted field is not closed. Repair it; or, if quotes are "
                 "characters like others in this file, set dataset.quoting=none."
@@ -160,17 +173,16 @@ class TableFile:
     def _text_reader(self, stream: Any, columns: Sequence[str] | None) -> Any:
         """A reader of these columns; without them, of types that the first block suggests."""
         if not self.is_text:
-            block = pa.json.ReadOptions(use_threads=False, block_size=_BLOCK)
-            return pa.json.open_json(stream, read_options=block)
+            return pa.json.open_json(
+                stream, read_options=pa.json.ReadOptions(use_threads=False, block_size=_BLOCK)
+            )
         text = self._text
         typed = dict.fromkeys(columns or (), pa.string()) if text.texts else None
-        # Of names alone the beginning says enough; pyarrow parses a block when it opens a file.
-        few = 4 << 20 if text.texts and columns is None else _BLOCK
         return pa.csv.open_csv(
             stream,
             pa.csv.ReadOptions(
                 use_threads=False,
-                block_size=few,
+                block_size=_BLOCK,
                 column_names=text.columns,
                 # So a message about columns that are missing shows that no name is known.
                 autogenerate_column_names=text.header is False and text.columns is None,
@@ -178,7 +190,7 @@ class TableFile:
                 encoding=text.encoding,
             ),
             pa.csv.ParseOptions(
-                delimiter=text.delimiter,
+                delimiter=text.delimiter or ("," if ".csv" in self.name.lower() else "\t"),
                 quote_char='"' if text.quoting == "standard" else False,
                 newlines_in_values=text.quoting == "standard",
             ),
@@ -196,31 +208,90 @@ class TableFile:
             ) from error
         except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
             wrong = str(error).split("\n")[0].rstrip(".")
-            if self.name.lower().endswith(ARROW):
-                with open(self._path, "rb") if isinstance(self._path, str) else self._path as file:
-                    file.seek(0)
+            if not self.name.lower().endswith(ARROW):
+                wrong += "; dataset.delimiter and dataset.encoding say how it is written"
+            elif isinstance(self._path, str):
+                with open(self._path, "rb") as file:
                     other = stranger(file.read(256))
                 wrong = f"it is not a table: {other}" if other else f"was it cut off? {wrong}"
-            else:
-                wrong += "; dataset.delimiter and dataset.encoding say how it is written"
             raise DataError(
                 f"{self.name!r} cannot be read: {wrong}. Repair or replace it."
             ) from error
 
 
-class _Counted(io.RawIOBase):
-    """The bytes of a text, and how many quotes are among those that were read."""
+class Source:
+    """Some files with the same columns.
 
-    def __init__(self, stream: Any) -> None:
-        self._stream, self.quotes = stream, 0
+    Args:
+        exact: whether no file may have other columns, for nobody has chosen some.
 
-    def readable(self) -> bool:
-        return True
+    Attributes:
+        schema: of the first file, or of the one for training.
+        name: of that file.
+    """
 
-    def read(self, size: int | None = -1) -> bytes:
-        piece: bytes = self._stream.read(size)
-        self.quotes += piece.count(b'"')
-        return piece
+    def __init__(self, files: RecordFiles, text: Csv, exact: bool) -> None:
+        self.files, self.text, self._exact = files, text, exact
+        # Of one file alone: to open 1,000 files at an address takes a minute, and each is checked
+        # when its rows are read.
+        first = self.open(0)
+        self.schema, self.name = first.schema, first.name
+
+    def open(self, number: int) -> TableFile:
+        """A file; of Parquet at an address, only what is read is fetched."""
+        address = self.files.addresses[number]
+        # Row groups alone are fetched of Parquet; of other formats all is read anyway.
+        in_parts = self.files.is_remote and address.lower().endswith(".parquet")
+        file = self.files.open(number) if in_parts else str(self.files.path(number))
+        return TableFile(file, address, self.text)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """All rows of these columns: the number of the file, and some of its rows.
+
+        Raises:
+            DataError: a file is damaged, or has other columns than the first.
+        """
+        for number in range(len(self.files)):
+            for batch in self.checked(number, columns).batches(columns):
+                yield number, batch
+
+    def checked(self, number: int, columns: Sequence[str]) -> TableFile:
+        """A file, which is refused if `columns` are missing or of other types than in the first."""
+        file = self.open(number)
+        # A person who names the fields has chosen from what may differ.
+        others = {*file.schema.names} ^ {*self.schema.names} if self._exact else set()
+        for column in [*columns, *sorted(others.difference(columns))]:
+            here, there = (
+                schema.field(column).type if column in schema.names else "missing"
+                for schema in (file.schema, self.schema)
+            )
+            if here != there:
+                raise DataError(
+                    f"{file.name!r}: column {column!r} is {here}, but in {self.name!r} it is "
+                    f"{there}. All files need the same columns: write one of them again, or choose "
+                    "columns that all have (dataset.fields)."
+                )
+        return file
+
+
+def files_at(
+    root: str, file: str | None, suffixes: Sequence[str], files: Files | None, split: str
+) -> RecordFiles:
+    """The files of a split: one of any name, or those in a folder or of a pattern."""
+    if file is None and not local_file(root).is_file():
+        return RecordFiles.of(root, suffixes, files, split)
+    address = root if file is None else join(root, file)
+    return RecordFiles([address], [address.rpartition("/")[2]], files)
+
+
+def documents(text: str, by_line: bool, longest: int) -> Iterator[str]:
+    """The documents of a text in their order, none of white space alone."""
+    # All of a short rest, which no backtracking (`+`) searches; else up to the last mark in the
+    # second half, so documents stay long and sentences whole; else just so many characters.
+    at_marks = (f".{{{longest // 2},{longest - len(mark)}}}{mark}" for mark in _MARKS)
+    cut = re.compile("|".join([rf".{{1,{longest}}}+\Z", *at_marks, f".{{{longest}}}"]), re.DOTALL)
+    for page in text.splitlines() if by_line else text.split(PAGE):
+        yield from filter(str.strip, cut.findall(page))
 
 
 def exact(cells: pa.ChunkedArray) -> Any:

@@ -11,104 +11,317 @@ Cost: 0.1 us a row and column, once; then 0.02 us a number and 0.2 us a text, in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
-from penstock.addons.packs.folder import Pack, PackWriter
+from penstock.addons.audio.reading import read_audio, read_header
+from penstock.addons.packs.folder import Column, Pack, PackWriter
 from penstock.addons.storage.arrays import CacheFolder
 from penstock.addons.storage.files import RecordFiles
+from penstock.addons.storage.rows import TableRows, rows_before
 from penstock.addons.tables.kinds import (
     Fields,
-    has_lengths,
-    is_text,
+    TableField,
+    choose_fields,
+    converted,
+    is_whole,
     kinds_of,
+    label_numbers,
+    stored_field,
+    written,
 )
-from penstock.addons.tables.read import SUFFIXES, Csv, Quoting, exact
-from penstock.addons.tables.source import BAD, DECODED, BadFields, Source, TableDataset
-from penstock.datasets.files import Files, generated_folder
+from penstock.addons.tables.read import SUFFIXES, Csv, Quoting, Source, exact, files_at
+from penstock.datasets.arrays import check_classes
+from penstock.datasets.files import DataFile, Files, generated_folder
 from penstock.datasets.reading.base import (
+    FileDataset,
     Part,
     Sample,
     Split,
+    Table,
+    check_split,
     fingerprint,
 )
-from penstock.datasets.reading.image import Reader
+from penstock.datasets.reading.image import Reader, check_reader, undecoded
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import Fraction, Limits, Seed
-from penstock.files.paths import is_remote, join
-from penstock.order.keys import IntArray
+from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
+from penstock.order.keys import IntArray, hash64, uniform
 
-if TYPE_CHECKING:
-    import pandas as pd
+_log = logging.getLogger(__name__)
 
 _VERSION = 2  # of converted tables
+BAD = "table.bad"  # each row's bad field; no field has a file with a dot in its name
+_DECODED = ("image", "audio", "rate")
+Place = Callable[[int], tuple[int, int]]  # row of a pack -> the number of its file, its row there
+# What is wrong with a bad cell, by the kind of its field.
+_WRONG = {
+    "number": "is no finite number of 64 bits",
+    "numbers": "is no finite number of 64 bits",
+    "tensor": "is no tensor of finite numbers",
+    "label": "is none of the {} classes {}",
+    "content": "has no bytes, or more than limits.record_bytes allows",
+}
 
 
-class Parquet(TableDataset, Dataset[Sample]):
-    """One sample: a row, with the fields that its columns are made into (`kinds`).
+class TableDataset(FileDataset):
+    """The fields and classes of the rows of one split, in any order or forwards.
 
     Args:
         root: folder of the files, one file, or a pattern such as "train-{000..127}.parquet"; here
             or at an address such as "s3://bucket/folder".
         split: "train", "val" or "test". Files named `train...`, `val...` and `test...` are divided
-            already. Otherwise `split_column` tells, or else the rows are divided by `val_fraction`.
+            already; else the rows are divided by `val_fraction`.
+        file: the one file of the folder `root`, of any name.
         fields: field -> null (the column of that name), a kind (the same), {column, kind}, or
             {columns: [...]} for numbers put together in this order; null takes all columns that a
             field can be made of.
-        split_column: the column that says "train", "val" or "test" ("validation" is as good).
+        text, label: instead of `fields`, the columns of a text and of its class, or None: fields
+            `text` and `label`. In a CSV or TSV no text is then taken for a number.
         classes: names of the classes of the first label field; null takes those that the files
-            name, or else the labels in the files of training.
-        val_fraction: share of the rows that validate; 0 and 1 leave all to one split.
+            name, or else the labels in the files of training, sorted.
+        delimiter: of a CSV or TSV, one character; None is a comma for `.csv`, else a tab.
+        header: whether the first record names the columns; None: it does without `columns`.
+        columns: names of all columns of a CSV or TSV, in order.
+        quoting: "standard" (RFC 4180) or "none", where quotes are characters like others.
+        encoding: of a CSV or TSV, any that Python knows.
+        val_fraction: share of the rows that validate, spread evenly over the files; 0 and 1 leave
+            all to one split.
         split_seed: another seed, another split.
         reader: of images: "torchvision", "pillow" or "skimage".
-        cache_dir: where converted tables are kept.
+        cache_dir: where the columns of map-style tables are kept.
         files: how remote files are fetched and kept.
         limits: `record_bytes` of a cell, `classes`.
         test_fraction: share of the rows to keep for a test.
 
+    Attributes:
+        fields: of a sample.
+        classes: of the first label field.
+        label_classes: label field -> names of its classes.
+
     Raises:
-        DataError: a file is missing, cut off, or of another schema than the first; the split has no
-            row. A cell that is null or damaged is refused when it is read.
+        DataError: a file is missing, cut off, or of another schema than the first; a record has too
+            few or too many fields; the split has no row. A cell that is null or damaged, and a
+            label that is no class, are refused with their row when they are read.
         ConfigError: there is no such column, or it is not of that kind.
     """
-
-    kinds: ClassVar[dict[str, str]] = {}  # of fields of torchvision's types, which are not gathered
 
     def __init__(
         self,
         root: str,
         split: Split = "train",
+        file: str | None = None,
         fields: Fields | None = None,
-        split_column: str | None = None,
+        text: str | None = None,
+        label: str | None = "label",
         classes: Sequence[str] | None = None,
+        delimiter: str | None = None,
+        header: bool | None = None,
+        columns: Sequence[str] | None = None,
+        quoting: Quoting = "standard",
+        encoding: str = "utf-8",
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
         reader: Reader = "torchvision",
         cache_dir: str = "data/cache/tables",
         files: Files | None = None,
-        limits: Limits | None = None,
+        limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
-        self._cache_dir = cache_dir
+        if text is not None:
+            named = {"text": text, "label": label}
+            fields = {kind: {"column": name, "kind": kind} for kind, name in named.items() if name}
         self._open(
-            lambda split: RecordFiles.of(root, SUFFIXES, files, split),
+            partial(files_at, root, file, SUFFIXES, files),
+            Csv(delimiter, header, columns, quoting, encoding, text is not None),
             split,
-            fields,
-            split_column,
-            classes,
             (val_fraction, split_seed, test_fraction),
-            reader,
+            cache_dir,
             limits,
-            Csv(texts=False),
+            fields,
+            classes,
+            reader,
         )
+
+    def _open(
+        self,
+        files_of: Callable[[str], RecordFiles],
+        text: Csv,
+        split: Split,
+        shares: tuple[float, int, float],
+        cache_dir: str,
+        limits: Limits,
+        fields: Fields | None = None,
+        classes: Sequence[str] | None = None,
+        reader: Reader = "torchvision",
+    ) -> None:
+        """Read the schema, choose the fields, name the classes and find the rows.
+
+        Args:
+            files_of: split -> its files.
+            shares: val_fraction, split_seed, test_fraction.
+        """
+        check_split(split, shares[0], shares[2])
+        self._split, self._shares, self._cache_dir = split, shares, cache_dir
+        self._reader, self._limits, self.lazy = check_reader(reader), limits, False
+        self.source = trained = Source(files_of(split), text, fields is None)
+        if trained.files.whole:  # the training files say which fields and classes there are
+            trained = Source(files_of("train"), text, fields is None)
+            self.source.schema, self.source.name = trained.schema, trained.name
+        schema = trained.schema
+        self.fields = choose_fields(schema, fields, "dataset" if text.texts else "dataset.fields")
+        if not self.fields:
+            raise DataError(f"{trained.name!r} has no column that a field can be made of.")
+        self._columns = list(dict.fromkeys(c for field in self.fields for c in field.columns))
+        left_out = {*schema.names}.difference(self._columns)
+        if left_out and fields is None and split == "train":
+            types = [f"{column} ({schema.field(column).type})" for column in sorted(left_out)]
+            _log.warning("%s: no fields are made of %s", trained.name, ", ".join(types[:20]))
+        self._stored = {field.name: stored_field(field, schema) for field in self.fields}
+        self._ragged = [name for name, stored in self._stored.items() if stored.shape is None]
+        if classes is not None and not (len({*classes}) == len(classes) > 0):
+            raise ConfigError(
+                Problem("dataset.classes", f"{list(classes)!r}; allowed: a list of different texts")
+            )
+        labels = {field.name: field.columns[0] for field in self.fields if field.kind == "label"}
+        # `dataset.classes` names one label; the one that is called so is meant.
+        self._labels = dict(sorted(labels.items(), key=lambda label: label[0] != "label"))
+        names = dict[str, list[str]]()
+        self._texts = dict[str, list[str]]()  # of labels whose classes are known, as written
+        self._codes = defaultdict[str, dict[str, int]](dict)  # of others, in the order of rows
+        mine: list[str] = [*map(str, classes or ())]
+        for name, column in self._labels.items():
+            # `datasets` writes numbers and names them; a person's names are for those as well.
+            if known := written(schema, column).get("names"):
+                names[name] = mine or [*map(str, known)]
+                self._texts[name] = [*map(str, range(len(known)))]
+            elif mine:
+                self._texts[name] = mine
+            mine = []
+        self._load(trained)
+        self.label_classes = {name: names.get(name, texts) for name, texts in self._texts.items()}
+        self.classes = next(iter(self.label_classes.values()), [])
+
+    def _load(self, trained: Source) -> None:
+        """Find the classes that nobody names in the files of training, and the rows."""
+        raise NotImplementedError
+
+    def _sort_classes(self, source: Source) -> None:
+        """Name the classes that are in `_codes`: in the order of texts, or all numbers to the
+        largest."""
+        for name in [name for name in self._labels if name not in self._texts]:
+            # The largest number counts, so it is compared with the limit before names are made.
+            codes, whole = self._codes[name], is_whole(source.schema.field(self._labels[name]).type)
+            count = max(map(int, codes), default=-1) + 1 if whole else len(codes)
+            check_classes(count, f"{source.name!r}, {name!r}", self._limits)
+            self._texts[name] = [*map(str, range(count))] if whole else sorted(codes)
+
+    def _converted(self, batch: pa.RecordBatch) -> tuple[dict[str, Column], npt.NDArray[np.int16]]:
+        """The fields of some rows as a pack stores them, and the number of each row's first bad
+        field, from 1: int16[n]."""
+        made, bad = dict[str, Column](), np.zeros(batch.num_rows, np.int16)
+        for number, field in enumerate(self.fields, 1):
+            stored, classes = self._stored[field.name], self._texts.get(field.name)
+            made[field.name], wrong = converted(
+                field, stored, batch, classes, self._codes, self._limits
+            )
+            # One bad field a row is enough: a person mends the cell and looks again.
+            bad[wrong & (bad == 0)] = number
+        return made, bad
+
+    def _check(self, pack: Pack, rows: IntArray, place: Place) -> None:
+        """Raise DataError that names a cell if one of some rows of a pack is bad."""
+        # Conversion goes on over bad cells, so a table with one is of use for the other rows.
+        bad = pack.array(BAD)[rows]
+        if bad.any():
+            at = int((bad > 0).argmax())
+            raise self._cell_error(self.fields[bad[at] - 1], *place(int(rows[at])))
+
+    def _samples(self, pack: Pack, rows: IntArray, place: Place) -> list[Sample]:
+        """The samples of some rows of a pack."""
+        self._check(pack, rows, place)
+        # Column by column, because a pack reads a column's rows in one call.
+        columns: dict[str, list[Any]] = {}
+        for field in self.fields:
+            values = pack.values(field.name, rows)
+            if field.kind in _DECODED:
+                places = map(place, rows.tolist())
+                values = [self._decoded(field, *of) for of in zip(values, places, strict=True)]
+            columns[field.name] = values
+        return [dict(zip(columns, of, strict=True)) for of in zip(*columns.values(), strict=True)]
+
+    def _decoded(self, field: TableField, content: bytes, place: tuple[int, int]) -> Any:
+        addresses, (file, row) = self.source.files.addresses, place
+        where = f"{addresses[file]}, row {row}, column {field.columns[0]}"
+        match field.kind:
+            case "image":
+                image = undecoded(content, where, self._reader, self._limits)
+                return image if self.lazy else image.decode()
+            case "audio":
+                return read_audio(content, self._limits, where)[0]
+        return read_header(content, self._limits, where).rate
+
+    def _cell_error(self, field: TableField, number: int, row: int) -> DataError:
+        """The error of a bad row of a file, which is read again to tell what it holds."""
+        # A pack keeps zeros for a bad cell; its content is only in the file.
+        file, at = self.source.open(number), row
+        for batch in file.batches(field.columns):
+            if at < batch.num_rows:
+                break
+            at -= batch.num_rows
+        cells = batch.slice(at, 1).to_pylist()[0].items()
+        shown = ", ".join(f"column {column!r}: {value!r:.60}" for column, value in cells)
+        texts = self._texts.get(field.name, [])
+        wrong = _WRONG.get(field.kind, _WRONG["content"]).format(len(texts), ", ".join(texts[:8]))
+        return DataError(
+            f"{file.name!r}, row {row}, {shown} {wrong}. Repair the value or take the row out."
+        )
+
+    def _rows_of(self, total: int) -> TableRows:
+        """The rows of the split, of so many in the files."""
+        rows = self._divided(total)
+        if not len(rows) and self._split != "test":  # of which there may be none
+            addresses = self.source.files.addresses
+            raise DataError(f"{addresses[0]!r} has no rows for the split {self._split!r}.")
+        return rows
+
+    def _divided(self, total: int) -> TableRows:
+        return self.source.files.rows(total, self._split, *self._shares)
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """num_classes and num_outputs of the first label, num_features of the first tensor whose
+        type says its last dimension."""
+        sizes = [of.shape[-1] for of in self._stored.values() if of.kind == "tensor" and of.shape]
+        return super().facts | ({"num_features": sizes[0]} if sizes else {})
+
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """How rows are read and divided, and the files."""
+        files, text = self.source.files, self.source.text
+        own = [] if text == Csv(texts=text.texts) else [text]  # beside the usual way of reading
+        how = self._shares, None, *self.fields, *self.label_classes.values(), *own
+        parts: list[Part] = ["table", self._reader, self._split, *map(repr, how), *files.names]
+        return [*parts, *files.sizes.tolist(), *map(bytes, files.pieces())] if sized else parts
+
+    def data_files(self) -> list[DataFile]:
+        return self.source.files.data_files()
+
+
+class MappedTable(TableDataset, Dataset[Sample]):
+    """One sample: a row, in any order, with the fields that its columns are made into.
+
+    Arguments and errors are those of `TableDataset`.
+    """
+
+    kinds: ClassVar[dict[str, str]] = {}  # of fields of torchvision's types, which are not gathered
 
     def _load(self, trained: Source) -> None:
         self._pack = self._mapped(trained)
@@ -117,24 +330,24 @@ class Parquet(TableDataset, Dataset[Sample]):
             self._pack = self._mapped(self.source)
         self._ends = np.cumsum(self._pack.record["rows"])
         self.rows = self._rows_of(int(self._ends[-1]))
+        # Whether `fetch_batch` can be used: no field is decoded.
+        self.fetches_batches = all(field.kind not in _DECODED for field in self.fields)
 
     def _mapped(self, source: Source) -> Pack:
         """The converted columns of some files, which are made if they are not there."""
         # All that the converted columns depend on names their folder, so two runs never read each
         # other's.
-        how: list[Part] = [_VERSION, self._limits.record_bytes, repr(source.text)]
-        how += [*map(repr, (*self.fields, self._stored, self._texts))]
-        how += map(source.files.key, range(len(source.files)))
-        folder = Path(self._cache_dir).expanduser().absolute() / f"columns-{fingerprint(how)}"
+        how = _VERSION, self._limits.record_bytes, source.text, self._stored, self._texts
+        made_of: list[Part] = [*map(repr, (*how, *self.fields))]
+        made_of += map(source.files.key, range(len(source.files)))
+        folder = Path(self._cache_dir).expanduser().absolute() / f"columns-{fingerprint(made_of)}"
         # Ranks and jobs of a sweep wait for the first one, which converts.
         generated_folder(folder, partial(self._convert, source), "dataset.cache_dir")
         return Pack(folder)
 
     def _convert(self, source: Source, folder: Path) -> None:
         """Write the columns of all rows of some files into a folder."""
-        # Another pass over the labels, because a label is stored as its number.
-        self._find_classes(source)
-        counts, bad = [0] * len(source.files), list[BadFields]()
+        counts, bad = [0] * len(source.files), list[npt.NDArray[np.int16]]()
         writer = PackWriter(folder, self._stored, self._ragged)
         for number, batch in source.batches(self._columns):
             columns, wrong = self._converted(batch)
@@ -144,7 +357,18 @@ class Parquet(TableDataset, Dataset[Sample]):
         if not sum(counts):
             raise DataError(f"{source.files.addresses[0]!r} has no rows.")
         np.save(folder / f"{BAD}.npy", np.concatenate(bad))
+        self._sort_classes(source)
         writer.finish({"rows": counts, "classes": self._texts})
+        # Classes that nobody names have the numbers in which they were met, and get those of the
+        # sorted ones: so a file is read once.
+        for name, codes in self._codes.items():
+            numbers = {text: number for number, text in enumerate(self._texts[name])}
+            order = np.array([*(numbers[text] for text in codes), 0])  # bad rows have the last one
+            mapped = np.load(folder / f"{Pack(folder).fields[name].file}.npy", mmap_mode="r+")
+            for rows in np.array_split(mapped, 1 + len(mapped) // 65_536):
+                rows[:] = order[rows]
+            mapped.flush()  # before the folder gets its name
+        self._codes.clear()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -155,11 +379,6 @@ class Parquet(TableDataset, Dataset[Sample]):
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """Samples of a whole batch."""
         return self._samples(self._pack, self.rows.rows(indices), self._place)
-
-    @cached_property
-    def fetches_batches(self) -> bool:
-        """Whether `fetch_batch` can be used: no field is decoded."""
-        return all(field.kind not in DECODED for field in self.fields)
 
     def fetch_batch(self, indices: IntArray, in_place: bool = False) -> dict[str, Any]:
         """Rows as the fields of a batch, by a gather of each column."""
@@ -185,149 +404,134 @@ class Parquet(TableDataset, Dataset[Sample]):
         pieces = np.array_split(np.arange(self._pack.count), 1 + self._pack.count // 4096)
         texts = (text for rows in pieces for text in self._pack.values(field, rows))
         cache = CacheFolder(self._cache_dir, f"lengths-{Path(self._pack.folder).name}")
-        kept_as = fingerprint([field, name])[:16]
-        return cache.text_lengths(kept_as, texts, self._pack.count, length)[self._all]
+        kept_as = fingerprint([field, name])[:16], texts, self._pack.count, length
+        return cache.text_lengths(*kept_as)[self.rows.rows(np.arange(len(self)))]
 
     @property
-    def _all(self) -> IntArray:
-        return self.rows.rows(np.arange(len(self)))
+    def metadata(self) -> Table:
+        """A row per sample:
 
-    def _classes_of(self, rows: IntArray) -> dict[str, Any]:
-        """Label fields -> the number of each row's class; and `class`, the first one's name."""
-        import pandas as pd
-
-        made: dict[str, Any] = {name: self._pack.rows(name, rows) for name in self._labels}
-        for codes in [*made.values()][:1]:
-            made["class"] = pd.Categorical.from_codes(codes, pd.Index(self.classes))
-        return made
-
-    @property
-    def metadata(self) -> pd.DataFrame:
-        """A row per sample, without images:
-
-            column of the files     in the table
-            numbers                 as they are
-            label fields            the number of the class; the first one's name too, as `class`
-            text                    as it is, and its length in characters as `<name>_length`
-            lists                   their length as `<name>_length`
-
-        A field has its name in the samples, any other column its name in the files, from which the
-        columns are read.
+        label fields            the number of the class; the first one's name too, as `class`
+        text fields             the bytes of the first one, as `length`
+        lists                   their length as `<name>_length`
+        other columns           numbers and texts, as the files have and name them
         """
         import pandas as pd
 
-        made, schema = self._classes_of(self._all), self.source.schema
-        names = {of.columns[0]: of.name for of in self.fields if of.kind != "numbers"}
-        kinds = {column: kinds_of(schema.field(column).type)[:1] for column in schema.names}
-        # Images would be gigabytes, and no sampler or filter asks for their bytes.
-        told = [n for n, kind in kinds.items() if {*kind} & {"number", "text", "label", "tensor"}]
-        batches = [batch for _, batch in self.source.batches(told)]
-        table = pa.Table.from_batches(batches).take(pa.array(self._all)) if told else pa.table({})
-        for column, cells in zip(table.column_names, table.columns, strict=True):
-            name = names.get(column, column)
-            if name in made:  # a label
-                continue
-            if is_text(cells.type):
-                made[f"{name}_length"] = exact(pc.utf8_length(cells))
-            if has_lengths(cells.type):
-                made[f"{name}_length"] = exact(pc.list_value_length(cells))
-            elif kinds[column] != ("tensor",):
-                made[name] = exact(cells)
+        rows, made = self.rows.rows(np.arange(len(self))), dict[str, Any]()
+        for field in self.fields:
+            if field.kind == "label":
+                made[field.name] = codes = self._pack.rows(field.name, rows)
+                made.setdefault("class", pd.Categorical.from_codes(codes, pd.Index(self.classes)))
+            elif field.kind in ("text", "tensor") and self._stored[field.name].shape is None:
+                shapes = self._pack.array(f"{self._pack.fields[field.name].file}.shapes")
+                name = "length" if field.kind == "text" else f"{field.name}_length"
+                made.setdefault(name, shapes[rows, 0])
+        # Texts and images would be gigabytes, and no sampler asks for their content.
+        known = {of.columns[0] for of in self.fields if of.kind in ("label", "text")}
+        kinds = {of.name: {*kinds_of(of.type)} for of in self.source.schema if of.name not in known}
+        if others := [name for name, of in kinds.items() if of & {"number", "label"}]:
+            table = pa.Table.from_batches([batch for _, batch in self.source.batches(others)])
+            made |= {
+                of: exact(cells)
+                for of, cells in zip(others, table.take(pa.array(rows)).columns, strict=True)
+            }
         return pd.DataFrame(made, index=pd.RangeIndex(len(self)))
 
 
-class DelimitedText(Parquet):
-    """One sample of a CSV or TSV: `text` (str) and, with a label column, `label` (int).
+class _Piece(Pack):
+    """Converted rows of a stream; records in the shuffle buffer refer to them."""
 
-    Args:
-        root: the file, or its folder; a path or an address.
-        split: "train", "val" or "test".
-        file: name of the file in the folder `root`.
-        val_file: another file that validates; without one, rows of `file` do.
-        delimiter: one character; None is a comma for `.csv`, else a tab.
-        header: whether the first record names the columns; None: it does if `columns` are not
-            given, or are the same.
-        columns: names of all columns, in order.
-        text: the column of texts.
-        label: the column of classes, or None.
-        classes: their names, numbered in this order; None finds them in the file that trains, and
-            numbers them by name.
-        quoting: "standard" (RFC 4180) or "none", where quotes are characters like others.
-        encoding: any that Python knows.
-        val_fraction: share of the rows that validate, spread evenly over the file.
-        split_seed: another seed, another split.
-        cache_dir: where converted tables are kept.
-        files: access to addresses.
-        limits: `record_bytes` and `classes`.
-        test_fraction: share of the rows to keep for a test.
+    def __deepcopy__(self, memo: object) -> _Piece:
+        return self  # samples are copies
 
-    Raises:
-        DataError: the file is missing, empty, has no rows or other columns, or an open quote; a
-            record has too few or too many fields. A label that is no class is refused with its row
-            when it is read.
-        ConfigError: an argument is out of range.
+
+Record = tuple[Pack, int, int, int]  # rows, which of them, the number of their file, their first
+
+
+class StreamedTable(TableDataset, IterableDataset[Record]):
+    """One sample: a row, forwards, of what is larger than the disk: nothing is kept.
+
+        Parquet, Arrow      a shard is a row group or record batch; the rows are divided as those of
+                            `MappedTable`
+        CSV, JSON lines     a shard is a file, plain or compressed; a keyed hash of its name and of
+                            a row's number divides the rows, so the share is met within chance
+
+    `sampler=stream` reads the shards in another order each epoch and mixes the rows of
+    `sampler.buffer` neighbours. Every shard is read once an epoch by each worker; those that the
+    buffer spans are in memory. Classes that nobody names are looked for by a pass over the labels.
+    Cost: 0.1 us a row and column, and 5 us a sample and field.
+
+    Arguments and errors are those of `TableDataset`.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("length", "label", "class")  # without label: length
-    _key = "dataset."
+    def _load(self, trained: Source) -> None:
+        unknown = {name: of for name, of in self._labels.items() if name not in self._texts}
+        for _, batch in trained.batches([*{*unknown.values()}]) if unknown else ():
+            for name, column in unknown.items():
+                label_numbers(batch.column(column), None, self._codes[name])
+        self._sort_classes(trained)
+        numbers = range(len(self.source.files))
+        lengths = [self.source.checked(number, self._columns).lengths for number in numbers]
+        self.rows: TableRows | None = None
+        self._parts: list[tuple[int, int | None]] = [(number, None) for number in numbers]
+        if None not in lengths:
+            self._parts = [(n, part) for n in numbers for part in range(len(lengths[n] or ()))]
+            self._bounds = np.cumsum([0, *(length for of in lengths for length in of or ())])
+            self.rows = self._rows_of(int(self._bounds[-1]))
 
-    def __init__(
-        self,
-        root: str,
-        split: Split = "train",
-        file: str | None = None,
-        val_file: str | None = None,
-        delimiter: str | None = None,
-        header: bool | None = None,
-        columns: Sequence[str] | None = None,
-        text: str = "text",
-        label: str | None = "label",
-        classes: Sequence[str] | None = None,
-        quoting: Quoting = "standard",
-        encoding: str = "utf-8",
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
-        cache_dir: str = "data/cache/tables",
-        files: Files | None = None,
-        limits: Limits | None = None,
-        test_fraction: Fraction = 0.0,
-    ) -> None:
-        def files_of(split: str) -> RecordFiles:
-            whole = val_file is not None and split == "val"
-            name = val_file if whole else file
-            address = root if name is None else join(root, name)
-            made = RecordFiles([address], [address.rpartition("/")[2]], files)
-            # With a file that validates, no row of the other one does.
-            made.divided, made.whole = val_file is not None, whole
-            return made
+    def __len__(self) -> int:
+        if self.rows is None:
+            raise TypeError("the rows of a text are counted by nobody")
+        return len(self.rows)
 
-        self._cache_dir = cache_dir
-        if file is None and not is_remote(root) and Path(root).expanduser().is_dir():
-            reason = f"{root!r} is a folder; name the file in it"
-            raise ConfigError(Problem("dataset.file", reason))
-        self._open(
-            files_of,
-            split,
-            text_fields(text, label),
-            None,
-            classes,
-            (val_fraction, split_seed, test_fraction),
-            "torchvision",
-            limits,
-            Csv(delimiter, header, columns, quoting, encoding),
-        )
+    def __iter__(self) -> Iterator[Record]:
+        for shard in self.shards():
+            yield from self.read_shard(shard)
 
-    @property
-    def metadata(self) -> pd.DataFrame:
-        """A row per sample: length (bytes of its text), label, class (its name)."""
-        import pandas as pd
+    def shards(self) -> range:
+        """The row groups, record batches or files, by number."""
+        return range(len(self._parts))
 
-        # Not by way of the files, whose texts a filter or sampler of labels would read.
-        offsets, rows = self._pack.array("text.offsets"), self._all
-        return pd.DataFrame({"length": offsets[rows + 1] - offsets[rows], **self._classes_of(rows)})
+    def shard_lengths(self) -> list[int] | None:
+        """Rows of this split in each shard; None where the files don't say."""
+        rows = self.rows
+        return None if rows is None else np.diff(rows_before(rows, self._bounds)).tolist()
 
+    def read_shard(self, shard: int) -> Iterator[Record]:
+        """Rows of this split in one shard."""
+        number, part = self._parts[shard]
+        before = 0 if part is None else int(self._bounds[shard - part])  # rows of earlier files
+        first = 0 if part is None else int(self._bounds[shard]) - before
+        for batch in self.source.open(number).batches(self._columns, part):
+            columns, bad = self._converted(batch)
+            piece = _Piece.in_memory(columns, self._stored, self._ragged, **{BAD: bad})
+            own = self._own(number, before, np.arange(first, first + batch.num_rows)) - first
+            yield from ((piece, row, number, first) for row in own.tolist())
+            first += batch.num_rows
 
-def text_fields(text: str, label: str | None) -> Fields:
-    """The fields of a text and its class."""
-    fields: dict[str, Mapping[str, str]] = {"text": {"column": text, "kind": "text"}}
-    return fields if label is None else {**fields, "label": {"column": label, "kind": "label"}}
+    def _own(self, number: int, before: int, rows: IntArray) -> IntArray:
+        """Those of some rows of a file that belong to the split."""
+        if self.rows is not None:
+            ends = rows_before(self.rows, before + np.array([rows[0], rows[-1] + 1]))
+            return self.rows.rows(np.arange(*ends)) - before
+        files, (val, seed, test) = self.source.files, self._shares
+        val, test = files.shares(val, test)
+        draws = uniform(hash64(seed, "split", files.names[number]), rows)
+        tests = (draws >= val) & (draws >= 1 - test)
+        kept = {"val": draws < val, "test": tests, "train": (draws >= val) & ~tests}
+        return rows if files.whole else rows[kept[self._split]]
+
+    def decode(self, record: Record) -> Sample:
+        """The sample of a row.
+
+        Raises:
+            DataError: one of its cells is bad; names the file, the row and the column.
+        """
+        piece, row, number, first = record
+        return self._samples(piece, np.array([row]), lambda row: (number, first + row))[0]
+
+    def want_shard(self, shard: int) -> float:
+        """The file of a shard is read soon."""
+        files = self.source.files
+        return files.want(files.whole_of([self._parts[shard][0]]))

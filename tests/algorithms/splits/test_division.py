@@ -190,11 +190,12 @@ def node(reader, name, validates):
         "folder": {"_target_": OURS, "root": name, **share},
         "torchvision": {"_target_": TORCHS, "root": name},
         "text": {
-            "_target_": f"{tables}.table.DelimitedText", "root": f"{name}.csv", **share
+            "_target_": f"{tables}.table.MappedTable", "root": f"{name}.csv", "text": "text",
+            **share,
         },
-        "parquet": {"_target_": f"{tables}.table.Parquet", "root": f"{name}.parquet", **share},
+        "parquet": {"_target_": f"{tables}.table.MappedTable", "root": f"{name}.parquet", **share},
         "stream": {
-            "_target_": f"{tables}.stream.ParquetStream", "root": f"{name}.parquet", **share
+            "_target_": f"{tables}.table.StreamedTable", "root": f"{name}.parquet", **share
         },
         "images": {**TABLE, "table": f"{name}.csv", "path": "path", "label": "label", **share},
         "labels": {**TABLE, "table": f"{name}.csv", "path": "path", "labels": "label", **share},
@@ -244,8 +245,9 @@ def test_a_number_means_one_class_in_all_splits(reader, files, monkeypatch):
 
 def test_a_class_without_rows_is_an_empty_folder_or_is_named(files, monkeypatch, tmp_path):
     monkeypatch.chdir(files)
-    words = ["dataset=delimited_text", "dataset.root=.", "dataset.file=train.csv"]
-    words += ["transform=none", "collate=list", "loader=debug", "dataset.val_file=fewer.csv"]
+    (files / "val-fewer.csv").write_bytes((files / "fewer.csv").read_bytes())
+    words = ["dataset=delimited_text", "dataset.root='{train,val-fewer}.csv'"]
+    words += ["transform=none", "collate=list", "loader=debug"]
     batch = next(iter(build_val_loader(compose(*words, "dataset.classes=[a,b,c]"))))
     assert set(pairs("text", batch)) == {(1, 1), (2, 2)}
     for label in "abc":

@@ -147,14 +147,14 @@ def test_files_that_are_named_for_a_test_are_it(tmp_path):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    from penstock.addons.tables.table import Parquet
+    from penstock.addons.tables.table import MappedTable
 
     for name, first in (("train-0", 0), ("train-1", 10), ("val-0", 20), ("test-0", 30)):
         table = pa.table({"x": list(range(first, first + 10))})
         parquet.write_table(table, tmp_path / f"{name}.parquet")
 
     def of(split, **shares):
-        dataset = Parquet(str(tmp_path), split, **shares)
+        dataset = MappedTable(str(tmp_path), split, **shares)
         return [int(dataset[row]["x"]) for row in range(len(dataset))]
 
     assert [of("train"), of("val"), of("test")] == [
@@ -171,4 +171,4 @@ def test_a_stream_is_not_divided_by_rows(tmp_path, capsys):
     more = ["data.split={val: 0.2}", "trainer.max_steps=1", "task=digest", "steps=1"]
     refused = program.run(capsys, *words, *more)
     assert refused.code == 2
-    assert "data.split: DelimitedStream is a stream" in refused.err
+    assert "data.split: StreamedTable is a stream" in refused.err

@@ -21,8 +21,7 @@ from PIL import Image
 from penstock import command
 from penstock.addons.packs.packed import Packed
 from penstock.addons.storage import index as file_index
-from penstock.addons.tables.stream import ParquetStream
-from penstock.addons.tables.table import Parquet
+from penstock.addons.tables.table import MappedTable, StreamedTable
 from penstock.addons.tars import index
 from penstock.addons.tars.tars import IndexedTars, TarShards
 from penstock.addons.tokens.token_files import TokenFiles
@@ -57,8 +56,8 @@ KINDS = {
     "tokens": lambda root, cache_dir="", **more: TokenFiles(
         root, dtype="uint16", **EVERYTHING, **more
     ),
-    "parquet": lambda root, **more: Parquet(root, **EVERYTHING, **more),
-    "parquet_stream": lambda root, **more: ParquetStream(root, **EVERYTHING, **more),
+    "parquet": lambda root, **more: MappedTable(root, **EVERYTHING, **more),
+    "parquet_stream": lambda root, **more: StreamedTable(root, **EVERYTHING, **more),
 }
 LOADERS = {
     "alone": {},

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.addons.tables.stream import DelimitedStream
-from penstock.addons.tables.table import DelimitedText, Parquet
+from penstock.addons.tables.table import MappedTable, StreamedTable
 from penstock.build.training import TrainingParts
 from penstock.errors import ConfigError, DataError
 
@@ -26,7 +25,9 @@ def mapped(tmp_path):
     def make(content="", split="train", name="data.tsv", **arguments):
         if content:
             (tmp_path / name).write_bytes(content.encode())
-        return DelimitedText(str(tmp_path / name), split, **{"val_fraction": 0.0, **arguments})
+        return MappedTable(
+            str(tmp_path / name), split, **{"val_fraction": 0.0, "text": "text", **arguments}
+        )
 
     return make
 
@@ -36,8 +37,8 @@ def stream(tmp_path):
     """Make a stream of some files."""
 
     def make(split="train", root=None, **arguments):
-        arguments = {"val_fraction": 0.0, "classes": CLASSES, **arguments}
-        return DelimitedStream(str(root or tmp_path), split, **arguments)
+        arguments = {"val_fraction": 0.0, "classes": CLASSES, "text": "text", **arguments}
+        return StreamedTable(str(root or tmp_path), split, **arguments)
 
     return make
 
@@ -60,7 +61,7 @@ def table(samples):
 
 
 def all_of(data):
-    if isinstance(data, DelimitedStream):
+    if isinstance(data, StreamedTable):
         return [data.decode(record) for record in data]
     return data.__getitems__(range(len(data)))
 
@@ -88,7 +89,7 @@ def test_a_table_of_numbers_is_a_csv_too(tmp_path):
         '{"x":1,"y":0.5,"label":"cat"}\n{"x":2,"y":1.5,"label":"dog"}'
     )
     for name in ("a.csv", "a.jsonl"):
-        data = Parquet(str(tmp_path / name), val_fraction=0.0)
+        data = MappedTable(str(tmp_path / name), val_fraction=0.0)
         assert [(one["x"], float(one["y"]), one["label"]) for one in all_of(data)] == [
             (1, 0.5, 0),
             (2, 1.5, 1),
@@ -105,14 +106,14 @@ def test_splits_share_the_rows(mapped):
 
 
 def test_a_file_that_validates_has_the_classes_of_training(mapped, tmp_path):
-    (tmp_path / "train.tsv").write_text(tsv([("a", "x"), ("b", "y"), ("c", "z")]))
-    (tmp_path / "fewer.tsv").write_text(tsv([("c", "x"), ("b", "y")]))
-    (tmp_path / "more.tsv").write_text(tsv([("a", "x"), ("d", "y")]))
-    files = {"name": ".", "file": "train.tsv", "val_fraction": 0.2}
-    assert len(mapped(val_file="fewer.tsv", **files)) == 3
-    val = mapped(split="val", val_file="fewer.tsv", **files)
+    (tmp_path / "train.tsv").write_text(tsv([("c", "x"), ("b", "y"), ("a", "z")]))
+    (tmp_path / "val-fewer.tsv").write_text(tsv([("c", "x"), ("b", "y")]))
+    (tmp_path / "val-more.tsv").write_text(tsv([("a", "x"), ("d", "y")]))
+    fewer, more = ({"name": f"{{train,val-{name}}}.tsv"} for name in ("fewer", "more"))
+    assert [one["label"] for one in all_of(mapped(**fewer, val_fraction=0.2))] == [2, 1, 0]
+    val = mapped(split="val", **fewer)
     assert (val.classes, [one["label"] for one in all_of(val)]) == (["a", "b", "c"], [2, 1])
-    more = mapped(split="val", val_file="more.tsv", **files)
+    more = mapped(split="val", **more)
     assert more[0]["label"] == 0
     with pytest.raises(DataError, match=r"more\.tsv', row 1, column 'label': 'd' is none of the 3"):
         more[1]
@@ -121,7 +122,7 @@ def test_a_file_that_validates_has_the_classes_of_training(mapped, tmp_path):
 def test_metadata_is_what_the_samples_are(mapped):
     data = mapped(tsv(rows_of(2000), "\r\n"), val_fraction=0.3)
     found, samples = data.metadata, all_of(data)
-    assert tuple(found.columns) == DelimitedText.columns
+    assert {*found.columns} == {"length", "label", "class"}
     assert found["label"].tolist() == [sample["label"] for sample in samples]
     assert found["class"].tolist() == [label for label, _ in table(samples)]
     assert found["length"].tolist() == [len(sample["text"].encode()) for sample in samples]
@@ -131,8 +132,8 @@ def test_headers_and_texts_without_labels(mapped):
     body = "ham\tone\nspam\ttwo\n"
     assert len(mapped("label\ttext\n" + body)) == 2
     assert len(mapped(body, columns=["label", "text"])) == 2
-    assert len(mapped("label\ttext\n" + body, columns=["label", "text"])) == 2
-    both = mapped("label\ttext\n" + body, columns=["label", "text"], header=False)
+    assert len(mapped("label\ttext\n" + body, columns=["label", "text"], header=True)) == 2
+    both = mapped("label\ttext\n" + body, columns=["label", "text"])
     assert (len(both), both.classes) == (3, ["ham", "label", "spam"])
     given = mapped("label\ttext\n" + body, classes=["spam", "ham"])
     assert [one["label"] for one in all_of(given)] == [1, 0]
@@ -207,7 +208,6 @@ def test_bad_bytes(mapped, tmp_path):
         ({"split": "tests"}, r"data\.split"),
         ({"val_fraction": 2}, r"dataset\.val_fraction"),
         ({"text": "words"}, r"dataset\.text: there is no column 'words'"),
-        ({"name": "."}, r"dataset\.file: .*is a folder; name the file in it"),
     ],
 )
 def test_bad_arguments(mapped, arguments, said):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock import build_train_loader, compose
 from penstock.addons.filters.rows import KeptRows
 from penstock.addons.mixtures.mixture import Mixture
-from penstock.addons.tables.table import Parquet
+from penstock.addons.tables.table import MappedTable
 from penstock.addons.tabular.table import Table
 from penstock.datasets.arrays import Arrays
 from penstock.errors import ConfigError, DataError
@@ -94,7 +94,7 @@ def test_any_table(table, suffix, group, seed, fraction, pad, tmp_path_factory):
     write(root / f"x.{suffix}", table, group=group)
     options = {"val_fraction": fraction, "cache_dir": str(root)}
     collate = Pad(value=3) if pad else Stack()
-    data, other = (Parquet(str(root), **options) for _ in range(2))
+    data, other = (MappedTable(str(root), **options) for _ in range(2))
     requests = requests_of(data, seed=seed)
     assert_same(
         made(Fetch(data, None, collate, 0), requests),
@@ -111,7 +111,7 @@ def table(tmp_path):
 
 
 def test_batches_take_no_samples(table, monkeypatch):
-    data = Parquet(str(table), val_fraction=0.0)
+    data = MappedTable(str(table), val_fraction=0.0)
     work = Fetch(data, None, Pad(), 0)
     assert gathers(work, monkeypatch)
     assert_same(made(work, requests_of(data, seed=1)), by_sample(work, requests_of(data, seed=1)))
@@ -119,7 +119,7 @@ def test_batches_take_no_samples(table, monkeypatch):
 
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_backends(table, backend):
-    data = Parquet(str(table))
+    data = MappedTable(str(table))
     fetch = Fetch(data, None, Pad(), 0)
     with Loader(Plan(Random(len(data), 0), 8), fetch, LoaderOptions(backend, 2)) as loader:
         batches = list(loader) + list(loader)
@@ -128,7 +128,7 @@ def test_backends(table, backend):
 
 
 def test_a_copy_reads_anew(table):
-    data = Parquet(str(table))
+    data = MappedTable(str(table))
     work = Fetch(data, None, Pad(), 0)
     batches = made(work, requests_of(data))
     copy = pickle.loads(pickle.dumps(data))
@@ -136,10 +136,10 @@ def test_a_copy_reads_anew(table):
 
 
 def test_a_filter(table, monkeypatch):
-    data = Parquet(str(table), val_fraction=0.0)
+    data = MappedTable(str(table), val_fraction=0.0)
     kept = KeptRows(data, np.arange(50) % 3 > 0, {})
     work = Fetch(kept, None, Pad(), 0)
-    monkeypatch.setattr(Parquet, "_samples", never)
+    monkeypatch.setattr(MappedTable, "_samples", never)
     batches = made(work, requests_of(kept, seed=2))
     monkeypatch.undo()
     assert_same(batches, by_sample(work, requests_of(kept, seed=2)))
@@ -150,13 +150,13 @@ def test_a_mixture(table, tmp_path_factory, monkeypatch):
     write(more / "x.parquet", make(9, first=50, image=None), group=4)
     fields = dict.fromkeys(["number", "real", "text", "label", "vector"])
     sources = {
-        "one": Parquet(str(table), val_fraction=0.0, fields=fields),
-        "other": Parquet(str(more), val_fraction=0.0, fields=fields),
+        "one": MappedTable(str(table), val_fraction=0.0, fields=fields),
+        "other": MappedTable(str(more), val_fraction=0.0, fields=fields),
     }
     data = Mixture(sources)
     work = Fetch(data, None, Pad(), 0)
     with monkeypatch.context() as patch:
-        patch.setattr(Parquet, "_samples", never)
+        patch.setattr(MappedTable, "_samples", never)
         batches = made(work, requests_of(data, seed=4))
     assert_same(batches, by_sample(work, requests_of(data, seed=4)))
 
@@ -165,7 +165,7 @@ def test_a_mixture_of_other_types(table, tmp_path_factory):
     more = tmp_path_factory.mktemp("more")
     write(more / "x.parquet", pa.table({"number": [0.5, 1.5]}))
     few = {"fields": {"number": None}, "val_fraction": 0.0}
-    data = Mixture({n: Parquet(str(p), **few) for n, p in {"a": table, "b": more}.items()})
+    data = Mixture({n: MappedTable(str(p), **few) for n, p in {"a": table, "b": more}.items()})
     work = Fetch(data, None, Stack(), 0)
     requests = [Plan(Sequential(52), 6).request(0, step) for step in (0, 8)]
     assert_same(made(work, requests), by_sample(work, requests))
@@ -203,7 +203,7 @@ def test_arrays(targets, tmp_path, monkeypatch):
     assert "is not finite" in made(work, requests_of(data))[0]
 
 
-class Doubled(Parquet):
+class Doubled(MappedTable):
     """A person's own samples."""
 
     def __getitem__(self, index):
@@ -231,7 +231,9 @@ class Wrapped:
         return getattr(self.dataset, name)
 
 
-@pytest.mark.parametrize("make_one", [Doubled, lambda root, **how: Wrapped(Parquet(root, **how))])
+@pytest.mark.parametrize(
+    "make_one", [Doubled, lambda root, **how: Wrapped(MappedTable(root, **how))]
+)
 def test_samples_of_ones_own(table, make_one):
     data = make_one(str(table), val_fraction=0.0)
     assert data.fetches_batches
@@ -240,7 +242,7 @@ def test_samples_of_ones_own(table, make_one):
 
 
 def test_a_transform_of_samples(table):
-    data = Parquet(str(table), val_fraction=0.0)
+    data = MappedTable(str(table), val_fraction=0.0)
     work = Fetch(data, lambda sample: {"x": sample["number"] + 1}, Stack(), 0)
     assert work(requests_of(data)[0])["x"].tolist() == [1, 2, 3, 4, 5, 6]
 
@@ -250,7 +252,7 @@ def test_a_bad_row_is_found(action, tmp_path):
     values = [float(row) for row in range(30)]
     values[17] = float("inf")
     write(tmp_path / "x.parquet", pa.table({"x": values, "n": pa.array([*range(29), None])}))
-    data = Parquet(str(tmp_path), val_fraction=0.0)
+    data = MappedTable(str(tmp_path), val_fraction=0.0)
     work = Fetch(data, None, Stack(), 0, bad=BadSamples(action, sampler=Sequential(len(data))))
     batches = made(work, requests_of(data))
     if action == "raise":
@@ -261,7 +263,7 @@ def test_a_bad_row_is_found(action, tmp_path):
 
 
 def test_lists_of_different_lengths_cannot_be_stacked(table):
-    data = Parquet(str(table), val_fraction=0.0, fields={"sequence": None})
+    data = MappedTable(str(table), val_fraction=0.0, fields={"sequence": None})
     assert "field 'sequence': " in made(Fetch(data, None, Stack(), 0), requests_of(data))[0]
 
 
@@ -284,7 +286,7 @@ JOINED = {"features": {"columns": ["real", "number", "flag"]}, "whole": {"column
 
 
 def test_columns_that_are_put_together(table, monkeypatch):
-    data = Parquet(str(table), val_fraction=0.0, fields=JOINED)
+    data = MappedTable(str(table), val_fraction=0.0, fields=JOINED)
     assert torch.equal(data[7]["features"], torch.tensor([7 / 4, 7.0, 0.0]))
     assert torch.equal(data[7]["whole"], torch.tensor([7]))
     assert data.facts["num_features"] == 3
@@ -296,7 +298,7 @@ def test_columns_that_are_put_together(table, monkeypatch):
 
 def test_a_bad_cell_of_columns_that_are_put_together(tmp_path):
     write(tmp_path / "x.parquet", pa.table({"a": [1.0, 2.0], "b": pa.array([1, None])}))
-    data = Parquet(str(tmp_path), val_fraction=0.0, fields={"x": {"columns": ["a", "b"]}})
+    data = MappedTable(str(tmp_path), val_fraction=0.0, fields={"x": {"columns": ["a", "b"]}})
     with pytest.raises(DataError, match=r"row 1, .*column 'b': None is no finite number"):
         data[1]
 
@@ -309,15 +311,15 @@ def test_a_bad_cell_of_columns_that_are_put_together(tmp_path):
             {"columns": ["real", "text"]},
             r"column 'text' is string, which can be text, label, not number",
         ),
-        ({"columns": "real"}, r"has to be a list of columns of numbers: \[x0, x1\]"),
-        ({"columns": []}, r"has to be a list of columns"),
+        ({"columns": "real"}, r"columns alone, a list of numbers"),
+        ({"columns": []}, r"columns alone, a list of numbers"),
         ({"columns": [3]}, r"there is no column 3"),
-        ({"columns": ["real"], "kind": "number"}, r"has columns, kind; allowed: column and kind"),
+        ({"columns": ["real"], "kind": "number"}, r"'kind': 'number'}; allowed: column and kind"),
     ],
 )
 def test_columns_that_cannot_be_put_together(table, choice, match):
     with pytest.raises(ConfigError, match=match):
-        Parquet(str(table), fields={"x": choice})
+        MappedTable(str(table), fields={"x": choice})
 
 
 def test_columns_that_are_put_together_otherwise_are_other_data(tmp_path):
@@ -326,7 +328,7 @@ def test_columns_that_are_put_together_otherwise_are_other_data(tmp_path):
 
     def fingerprint(*columns):
         fields = {"x": {"columns": list(columns)}}
-        return Parquet(str(tmp_path), fields=fields, val_fraction=0.0).fingerprint
+        return MappedTable(str(tmp_path), fields=fields, val_fraction=0.0).fingerprint
 
     assert fingerprint("a b", "c") != fingerprint("a", "b c")
     assert fingerprint("a", "c") != fingerprint("c", "a")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.addons.tables.table import Parquet
+from penstock.addons.tables.table import MappedTable
 from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.loading.bad_samples import BadSamples
@@ -29,7 +29,7 @@ def data(tmp_path):
         "note": pa.array([f"row {row}" for row in range(ROWS)]),
     }
     write(tmp_path / "x.parquet", pa.table(table), group=7)
-    return Parquet(str(tmp_path), val_fraction=0.0), lengths
+    return MappedTable(str(tmp_path), val_fraction=0.0), lengths
 
 
 def requests_of(sampler, size):

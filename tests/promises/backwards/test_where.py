@@ -9,7 +9,9 @@ from tests.support.program import run
 
 DATA = ("experiment=sequences", "dataset.count=60", "batch.size=8", "loader=debug")
 SEQUENCES = "_target_: penstock.datasets.sequences.SyntheticSequences, count: 60"
-STREAM = "{_target_: penstock.addons.tables.stream.DelimitedStream, root: ., classes: [a, b]}"
+STREAM = (
+    "{_target_: penstock.addons.tables.table.StreamedTable, root: ., text: text, classes: [a, b]}"
+)
 FIT = (
     *DATA,
     "trainer=quick",
@@ -93,10 +95,10 @@ def test_an_address_that_is_skipped_is_shown_as_skipped(tmp_path, monkeypatch, c
         (["address=0,99"], "address: epoch 0 of the train split has"),
         (["address=0"], "address: "),
         (["sample=3", "epochs=3-4"], "epochs: "),
-        (["sample=3", "sampler=stream", f"dataset={STREAM}"], "DelimitedStream is a stream: which"),
+        (["sample=3", "sampler=stream", f"dataset={STREAM}"], "StreamedTable is a stream: which"),
         (
             ["address=0,1", "sampler=stream", f"dataset={STREAM}"],
-            "DelimitedStream is a stream: which",
+            "StreamedTable is a stream: which",
         ),
         (["sample=3", "run=nowhere"], "run: nowhere is not a run's folder"),
     ],

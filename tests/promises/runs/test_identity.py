@@ -19,8 +19,7 @@ from PIL import Image
 
 from penstock.addons.audio.recordings import SpokenDigits
 from penstock.addons.mixtures.mixture import Mixture
-from penstock.addons.tables.stream import DelimitedStream, ParquetStream
-from penstock.addons.tables.table import DelimitedText, Parquet
+from penstock.addons.tables.table import MappedTable, StreamedTable
 from penstock.addons.tars.tars import TarShards
 from penstock.datasets.arrays import Arrays
 from penstock.datasets.image_folder import ImageFolder
@@ -110,13 +109,17 @@ KINDS = {
     "spoken_digits": (recordings, lambda root: SpokenDigits(str(root)), (0, 60)),
     "delimited_text": (
         text,
-        lambda root: DelimitedText(str(root), file="a.tsv", cache_dir=f"{root}-cache"),
+        lambda root: MappedTable(str(root), file="a.tsv", text="text", cache_dir=f"{root}-cache"),
         (12, 16),
     ),
-    "delimited_stream": (text, lambda root: DelimitedStream(str(root), **TEXT_OPTIONS), (12, 16)),
+    "delimited_stream": (
+        text,
+        lambda root: StreamedTable(str(root), text="text", **TEXT_OPTIONS),
+        (12, 16),
+    ),
     "tar_shards": (archive, lambda root: TarShards(str(root)), (512, 516)),
-    "parquet": (table, lambda root: Parquet(str(root)), (40, 60)),
-    "parquet_stream": (table, lambda root: ParquetStream(str(root)), (40, 60)),
+    "parquet": (table, lambda root: MappedTable(str(root)), (40, 60)),
+    "parquet_stream": (table, lambda root: StreamedTable(str(root)), (40, 60)),
     "mixture": (
         images,
         lambda root: Mixture({"one": ImageFolder(str(root)), "two": ImageFolder(str(root))}),
