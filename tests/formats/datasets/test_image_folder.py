@@ -77,6 +77,8 @@ def test_folders_that_are_divided_already(divided):
     assert train.labels.tolist() == [0, 0, 1]
     assert val.labels.tolist() == [0, 1]
     assert Path(val.path(1)) == divided / "val" / "dog" / "4.jpg"
+    with pytest.raises(ConfigError, match=r"dataset\.root: .*is divided and has no folder 'test'"):
+        ImageFolder(str(divided), "test")
 
 
 def test_a_class_may_lack_validation_images(divided):
