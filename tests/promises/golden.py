@@ -151,7 +151,7 @@ class Program:
 
     def close(self) -> None:
         self.process.stdin.close()
-        self.process.wait(30)
+        self.process.wait(600)
         self.process.stdout.close()
 
 

@@ -42,7 +42,7 @@ def test_it_finds_what_a_program_finds(way, tmp_path):
             text=True,
             start_new_session=True,
         )
-        out, err = program.communicate(timeout=60)
+        out, err = program.communicate(timeout=600)
         shown = json.loads(out)
         assert program.pid == shown.pop("pid") == shown.pop("session") != os.getpid()
         assert (program.returncode, err) == (0, None)
@@ -70,7 +70,7 @@ def test_it_finds_what_a_program_finds(way, tmp_path):
     ],
 )
 def test_it_ends_as_a_program_ends(code, returned, said):
-    done = warm.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = warm.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == returned
     assert said in done.stderr
     assert (said == "") == (done.stderr == "")

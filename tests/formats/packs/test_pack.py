@@ -94,7 +94,7 @@ def test_every_backend_packs_the_same_bytes(tmp_path, options):
 @pytest.mark.stress
 def test_of_two_writers_the_second_uses_what_the_first_made(tmp_path):
     writers = [started("slow", 150, tmp_path) for _ in range(2)]
-    results = [writer.communicate(timeout=120) for writer in writers]
+    results = [writer.communicate(timeout=600) for writer in writers]
     assert [writer.returncode for writer in writers] == [0, 0], results
     places = {out.decode().splitlines()[0] for out, _ in results}
     assert len(places) == 1

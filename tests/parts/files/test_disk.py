@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 def writer(name, folder):
     """Run a process of tests/support/writers.py."""
     words = [sys.executable, "-m", "tests.support.writers", name, str(folder)]
-    done = warm.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = warm.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

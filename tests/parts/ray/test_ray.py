@@ -116,7 +116,7 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint_and_no_process(number, faces)
         assert process.poll() is None, process.communicate()
         send = os.killpg if number == signal.SIGINT else os.kill
         send(process.pid, number)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=600)
     finally:
         if process.poll() is None:
             process.kill()

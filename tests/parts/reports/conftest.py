@@ -61,5 +61,5 @@ def preempted(tmp_path_factory, faces_root):
         assert time.monotonic() < until
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGTERM)
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=600)
     return folder, process.returncode, out, err

@@ -666,7 +666,7 @@ def test_an_interrupt_leaves_no_worker():
     os.kill(program.pid, signal.SIGINT)
     assert ours.recv() == "interrupted"
     assert ours.recv() == []
-    program.join(20)
+    program.join(600)
     assert program.exitcode == 0
 
 

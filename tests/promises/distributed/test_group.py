@@ -21,7 +21,7 @@ def talk(rank, size, port, answers):
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(port),
     }
-    with join(from_environment("cpu"), timeout=60) as group:
+    with join(from_environment("cpu"), timeout=600) as group:
         heard = [group.agree(rank == 1 and call == 2, False) for call in range(5)]
         answers.put(
             (
@@ -42,9 +42,9 @@ def test_ranks_hear_each_other():
     ranks = [context.Process(target=talk, args=(rank, 3, port, answers)) for rank in range(3)]
     for rank in ranks:
         rank.start()
-    found = dict(answers.get(timeout=60) for _ in ranks)
+    found = dict(answers.get(timeout=600) for _ in ranks)
     for rank in ranks:
-        rank.join(60)
+        rank.join(600)
     for rank in range(3):
         assert found[rank]["sum"] == 6.0
         assert found[rank]["gather"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
@@ -72,7 +72,7 @@ def test_one_rank_makes_a_group_only_under_a_launcher(together, launched, alone,
     for name, value in {"WORLD_SIZE": launched, "RANK": "0", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    with join(World(), timeout=60, together=together) as group:
+    with join(World(), timeout=600, together=together) as group:
         assert group.alone == alone
         assert group.gather(3) == [3]
     assert not torch.distributed.is_initialized()

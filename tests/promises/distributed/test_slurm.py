@@ -151,7 +151,7 @@ def test_the_line_for_slurm_requeues_what_can_go_on_and_nothing_else(code, reque
         ["bash", "job.sh"],
         cwd=tmp_path,
         check=False,
-        timeout=60,
+        timeout=600,
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "OUT": "x"},
     )
     assert (tmp_path / "requeued").exists() == requeued

@@ -40,7 +40,7 @@ def run(code, first, second=None):
     for number in filter(None, (first, second)):
         assert child.stdout.readline()  # unbuffered: a buffer would keep more than this line
         child.send_signal(number)
-    out, err = child.communicate(timeout=90)
+    out, err = child.communicate(timeout=600)
     return child.returncode, out.decode(), err.decode()
 
 

@@ -93,7 +93,7 @@ def trusted(monkeypatch):
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     process = start(folder, "loader.num_workers=0")  # the same, whoever loads
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     return folder
 
@@ -110,7 +110,7 @@ def test_a_signal_stops_a_run_that_can_go_on(number, undisturbed, tmp_path, caps
     process = start(folder)
     wait_for_steps(folder, 30, process)
     os.killpg(process.pid, number)  # as a terminal and a cluster do, to all processes of it
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 75, err
     assert f"{number.name}: saving after this step" in err
     assert f"python run.py --trust tests resume={folder}" in err
@@ -151,7 +151,7 @@ def test_a_stopped_launcher_stops_its_ranks(undisturbed, tmp_path, capsys):
     process = start(folder, ranks=2)
     wait_for_steps(folder, 30, process)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=90)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 75, err
     assert "Traceback" not in err
     assert err.count("python run.py --trust tests resume=") == 1

@@ -206,7 +206,7 @@ def run_py(*words, **options):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
         **options,
     )
     return done.returncode, done.stdout, done.stderr
