@@ -264,6 +264,7 @@ GONE: dict[str, str] = {
     "transform=faces_skimage": "resize by scikit-image in a dataset of your own; transform=faces",
     "transform.train_batch.erase": "torchvision.transforms.v2.RandomErasing in transform.train",
     "transform.train_batch.mosaic": "v2.RandomZoomOut in transform.train makes boxes small",
+    "model=timm": "--trust timm 'model={_target_: timm.create_model, ...}' (docs/training.md)",
     "dataset.frames": "set transform.train.clip.frames",
     "dataset.stride": "set transform.train.clip.stride",
     "dataset.videos": "set dataset.images",

@@ -134,7 +134,7 @@ RULES = [
         (
             "penstock",
             "class function",
-            "training.models addons.filters.rows addons.timm addons.transformers.models",
+            "training.models addons.filters.rows addons.transformers.models",
         ),
         ("penstock", "penstock.addons.trackers.tracker.Tracker", "addons.trackers"),
         (

@@ -134,7 +134,7 @@ object | seed: !!python/object/apply:stranger.made [] | python/object
 function | seed: !!python/name:stranger.made | python/name
 another Ray | loader: {backend: ray, ray: {address: "evil:6379"}} | loader.ray.address
 options | model: {_target_: torch.nn.Linear, _recursive_: false} | model._recursive_:
-weights | model: {_target_: penstock.addons.timm.timm_model, name: "hf-hub:evil/x"} | hf-hub
+weights | model: {_target_: timm.create_model, model_name: "hf-hub:evil/x"} | timm.create_model may not be called
 yours | model: {_target_: mypkg.parts.Net} | trusted by --trust mypkg \(or by PENSTOCK_TRUST\)
 near package | model: {_target_: toch.nn.Linear} | configuration \(did you mean 'torch'\?\)
 near name | model: {_target_: torch.nn.Linaer} | no attribute 'Linaer' \(did you mean 'Linear'\?\)

@@ -63,7 +63,7 @@ GROUPS = {
     group: [path.stem for path in sorted((CONF / group).glob("*.yaml"))]
     for group in ("model", "collate", "optimizer", "sampler", "transform")
 }
-DOWNLOADS = {"transformers", "timm"}  # or names another package's model
+DOWNLOADS = {"transformers"}  # names a model of another package
 
 
 @pytest.mark.parametrize("name", sorted({*GROUPS["model"]} - DOWNLOADS))
