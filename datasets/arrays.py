@@ -116,7 +116,7 @@ class Arrays(FileDataset, Dataset[Sample]):
     @property
     def facts(self) -> dict[str, int]:
         """Numbers for models: num_outputs; num_classes; num_features of inputs [N, (T,) F]."""
-        # Of pictures nothing is told: their channels and sides are no number of features.
+        # Pictures have no num_features: their channels and sides are none.
         facts = super().facts or {"num_outputs": math.prod(self._targets.shape[1:])}
         if len(self._inputs.shape) in (2, 3):
             facts["num_features"] = self._inputs.shape[-1]

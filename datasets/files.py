@@ -340,9 +340,9 @@ def generated_folder(
 ) -> None:
     """Fill the folder `path` by `write(folder)` if it is not there yet.
 
-    It is written beside its place and renamed, so nobody sees a part of it, even if the process is
-    killed. Of several processes, such as the ranks of a run, one writes and the others wait. Where
-    the file system has no locks, all write: `write` must give the same files every time.
+    It is written beside its place and renamed, so no process sees a part of it, even if the
+    writer is killed. Of several processes, such as the ranks of a run, one writes and the others
+    wait. Where the file system has no locks, all write: `write` must give the same files each time.
 
     Args:
         key: of the configuration, for messages.

@@ -7,7 +7,7 @@
 All give uint8 [3, H, W]: grey, palette and CMYK become RGB, an alpha channel is dropped, and the
 EXIF orientation is applied, unless the reader's name ends in " as stored" (`check_reader` makes it
 so for `orientation=ignore`). Pixels of more than 8 bits are scaled from `limits.levels` to 256
-levels. What is lost of a file (levels, frames, transparency) is told once, by `notices`. In memory
+levels. What a file loses (levels, frames, transparency) is logged once, by `notices`. In memory
 the channels of a pixel lie together, as decoders give them: nothing is copied, and torchvision
 resizes that layout fastest. Cost for a JPEG of 128 px on one core: 0.1 ms (torchvision), 0.2 ms
 (pillow).

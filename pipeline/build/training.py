@@ -109,8 +109,8 @@ class TrainingParts:
         node = self.config.scheduler
         if node is None:
             return None
-        # The scheduler begins after the warm-up and is told what is left, under torch's three
-        # names.
+        # The scheduler begins after the warm-up and gets the number of steps after it, under
+        # torch's three names.
         warm = warmup_steps(self.config.schedule.warmup, total_steps)
         supply = dict.fromkeys(("total_steps", "T_max", "total_iters"), total_steps - warm)
         base, rates = optimizer.defaults.get("lr"), [each["lr"] for each in optimizer.param_groups]

@@ -281,7 +281,7 @@ def advice(key: str, value: str = "...") -> str:
         value: as it was written.
 
     Returns:
-        "; here that is batch.size=8", or nothing for a name that nobody knows.
+        "; here that is batch.size=8", or "" for an unknown name.
     """
     name, plain = (one.lower().replace("-", "_") for one in (key.rpartition(".")[2], value))
     for gone, sentence in GONE.items():

@@ -23,7 +23,7 @@ from penstock.config import targets
 from penstock.config.schema import TASK_KEYS
 from penstock.errors import Problem
 
-# What a command says for itself: what its task is asked, where it writes, how it is started.
+# Keys of one command: the arguments of its task, where it writes, how it starts.
 OF_A_START = ("task", "run_dir", "resume", "resume_despite", "hydra", *TASK_KEYS)
 
 _TRUSTED = ("callbacks", "job_logging", "hydra_logging")  # may call a package that is trusted

@@ -312,7 +312,7 @@ class Config(Section):
 
 # Arguments with another effect than their section.
 OF_ARGUMENTS = {"files.options": DATA, "trainer.limit_batches.val": RESULTS}
-# Keys that say what a task is asked.
+# Keys that are arguments of a task.
 TASK_KEYS = tuple(
     name
     for name, field in Config.model_fields.items()

@@ -77,7 +77,7 @@ OPTIONS = {
     "trainer.freeze": "penstock.training.finetuning.ends_of",
     "trainer.warm_start": "penstock.training.finetuning.start",
 }
-# They read pickles, load native code or run what they are told to: nobody trusts them as a whole.
+# They read pickles, load native code or run any command, so none is trusted as a whole.
 NEVER = sys.stdlib_module_names | {
     *("cloudpickle", "datasets", "dill", "hydra", "hydra_plugins", "joblib", "numpy", "omegaconf"),
     *(

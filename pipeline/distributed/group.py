@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 
 class LateError(PenstockError):
-    """Another rank was waited for in vain: it hangs, or it is gone."""
+    """This rank has waited too long for another one, which hangs or is gone."""
 
     exit_code = PREEMPTED
 
@@ -46,7 +46,7 @@ class Group:
     Args:
         world: this process among them.
         control: group for objects and agreements; None alone.
-        store: in which ranks that waited in vain note that they live; None alone.
+        store: where ranks note after a timeout that they live; None alone.
         timeout: seconds that ranks wait for each other.
 
     Attributes:
@@ -122,9 +122,9 @@ class Group:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise LateError, which names the missing ranks, for torch's error about waiting in vain.
+        """Raise LateError, which names the missing ranks, for torch's error about a timeout.
 
-        Every rank that lives notes so, and after some seconds looks who has not.
+        Every living rank notes that it lives, and looks some seconds later which ranks have not.
         """
         try:
             yield
@@ -163,12 +163,12 @@ def join(
 
     Args:
         backend: "nccl", "gloo" ...; None takes what suits the device.
-        timeout: seconds after which a rank that does not come is given up.
+        timeout: seconds that ranks wait for each other.
         together: under a launcher, make a group also of one rank.
 
     Raises:
-        ConfigError: the launcher's description makes no group, or not all ranks have come.
-        LateError: a rank was waited for in vain.
+        ConfigError: the launcher's variables describe no group, or a rank does not join it.
+        LateError: a rank kept the others waiting for longer than `timeout`.
     """
     if world.size == 1 and not (together and is_launched()):
         yield Group(world)

@@ -83,7 +83,7 @@ def run(command: Sequence[str], processes: int, max_restarts: int = 0) -> None:
         exit_code = next((code for code in (2, 3, 1, PREEMPTED) if code in codes.values()), 1)
         raise RanksError("; ".join(killed), exit_code) from None
     except SignalException:
-        # They have been asked to save, and each said itself whether it could.
+        # The ranks have received the signal, and each reports by itself whether it saved.
         raise RanksError("", PREEMPTED) from None
     finally:
         del os.environ[_LAUNCHER]

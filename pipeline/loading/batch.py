@@ -47,7 +47,7 @@ class Batch(dict[str, Any]):
         kinds: what the fields are to transforms of batches, as `kinds_of` tells; collating takes
             torchvision's types off.
         timing: seconds spent in "read", "transform", "collate" and "batch".
-        hashes: one a row, of the sample after its transforms; None unless asked for.
+        hashes: one a row, of the sample after its transforms; None unless the fetch is `hashed`.
         left_out: the bad samples that are not in it; bad padding is not listed.
         warnings: messages to log, by kind; one of each kind is enough.
     """
@@ -122,7 +122,7 @@ def hash_sample(sample: Any) -> bytes:
     """A hash (16 bytes) over field names, types, shapes and bytes, whatever the field order.
 
     Raises:
-        DataError: a field has no bytes of its own.
+        DataError: a field is of a type that has no bytes.
     """
     digest = hashlib.blake2b(digest_size=16)
     _feed(digest.update, sample)

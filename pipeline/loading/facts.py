@@ -109,7 +109,7 @@ def restorer(sample: Any) -> Restore | None:
 
 def _value(value: object) -> Any:
     """A field's value; of a Pillow picture its pixels."""
-    pillow = sys.modules.get("PIL.Image")  # where nobody has imported it, nothing is a picture
+    pillow = sys.modules.get("PIL.Image")  # without that module no value is a picture
     if pillow is None or not isinstance(value, pillow.Image):
         return value
     from torchvision.transforms.v2.functional import to_image
@@ -120,7 +120,8 @@ def _value(value: object) -> Any:
 class OwnCollate:
     """A person's collate function, called as torch calls a `collate_fn`.
 
-    It is given samples as the dataset gave them; the batch that it makes is named like a sample.
+    It takes samples as the dataset returns them; fields of its batch are named like those of a
+    sample.
 
     Args:
         function: a list of samples -> a batch: a dict, a tuple, a tensor; with `one`, a sample -> a

@@ -152,7 +152,7 @@ class Fetch:
         return batch
 
     def made(self, samples: Samples) -> Batch:
-        """The batch of samples that nobody has read yet."""
+        """The batch of samples that are not read yet."""
         try:
             batch = self._made(samples)
         finally:
@@ -163,7 +163,7 @@ class Fetch:
             batch = self.batch_transform(batch)
             samples.timer.lap("batch")
         for kind, text in [*notices.items()]:  # threads add to it
-            # Boxes, masks or points, perhaps, of images that nobody has looked at before.
+            # Perhaps boxes, masks or points of images whose size no reader has checked.
             firsts = (v[0] if isinstance(v, list) and v else v for v in batch.values())
             places = any(getattr(first, "ndim", 0) in (2, 3) for first in firsts)
             if kind != "turned" or (places and not hasattr(self.dataset, "check_turns")):
@@ -280,7 +280,7 @@ class Samples:
         warnings: messages to log, by kind.
         requested: the request.
         request: the same; after `leave_out`, without the bad ones.
-        indices: the rows that were asked for.
+        indices: the requested rows.
         made: the samples so far, with what is left out in the places of bad ones.
         bad: these, by their places in the request.
         early: rows that were read at once.
@@ -437,7 +437,7 @@ def _way_of(fetch: Fetch) -> Callable[[Samples], Made] | None:
         return partial(_decoded, step, stored) if fits else None
     if hasattr(collate, "reads") and collate.reads(dataset):
         return _read
-    # Of the class itself: one derived from it may put samples together in a way of its own.
+    # Of the class itself: a subclass may collate differently.
     takes = stacks or vars(type(collate)).get("takes_gathered")
     return _gathered if own and takes and getattr(dataset, "fetches_batches", False) else None
 
@@ -486,8 +486,8 @@ def _decoded(step: Any, stored: bool, samples: Samples) -> Made:
 def reads_whole(dataset: object) -> bool:
     """Whether a dataset's `fetch_batch` reads what its samples are read by.
 
-    A class that was derived from one with `fetch_batch` may make samples of its own, and one that
-    wraps it may hand on its attributes.
+    A subclass may override how samples are made, and a wrapper may forward the attributes of the
+    dataset that it wraps.
     """
     if isinstance(dataset, SomeRows):
         return reads_whole(dataset.dataset)

@@ -101,7 +101,7 @@ class LoaderStats:
 
     Attributes:
         wait_seconds: time spent waiting inside the loader.
-        total_seconds: time since the epoch's first batch was asked for.
+        total_seconds: time since the epoch's first batch was requested.
         samples: rows delivered, padding included.
         batches: batches delivered.
         stages: seconds by stage of fetch, summed over all executors.
@@ -133,7 +133,7 @@ class Loader:
         options: who works, and how far ahead.
         world: the rank, and the device that batches are delivered on.
         fingerprint: what the addresses depend on, by name; a state with another one is refused. A
-            function of it is called behind the first batch, or when a state is asked for.
+            function that returns it is called after the first batch, or by `state_dict`.
         budget: how many samples may be left out of this rank's part of an epoch; None: any.
         batch_transform: transforms a batch on the device; None if fetch has done all of it.
     """
@@ -161,7 +161,7 @@ class Loader:
         self._transfer = Transfer(self.world.device) if pins and on_cuda else None
         self.workers = Workers(fetch, self.options, pins)
         self._ahead: Any = None  # `Ahead`, which is part of an add-on
-        # Data in a store; rows of this machine's disk are not asked for ahead.
+        # Only data in a store is fetched ahead; rows on this machine's disk are not.
         if isinstance(plan, Plan) and getattr(fetch.dataset, "want", None) is not None:
             from penstock.addons.storage.ahead import Ahead
 

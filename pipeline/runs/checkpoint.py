@@ -130,8 +130,8 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def write(path: Path, text: str, tensors: Mapping[str, Tensor]) -> None:
     """Write an encoded state, atomically; raises CheckpointError."""
-    # Not by safetensors' save_file: a kill leaves its hidden file under a name that nobody knows,
-    # only the owner may read what it writes, and of a full disk it tells no more than a number.
+    # Not by safetensors' save_file: a kill leaves its hidden file under a random name, only
+    # the owner may read what it writes, and its error for a full disk is no more than a number.
     metadata = {"format": FORMAT, "state": text, "sha256": _digest(text, tensors)}
     names = sorted(tensors, key=lambda name: -tensors[name].element_size())  # so all are aligned
     ends = accumulate((tensors[name].nbytes for name in names), initial=0)

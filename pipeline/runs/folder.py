@@ -144,7 +144,7 @@ class RunFolder:
 
     def note(self, **facts: Any) -> None:
         """Add facts to the manifest's entry of this session."""
-        # Written at each note: a run that is killed has told all that it knew.
+        # Written at each note, so that the manifest of a killed run has all facts.
         self.manifest["sessions"][-1] |= facts
         write_manifest(self.path, self.manifest)
 

@@ -160,7 +160,7 @@ def tells_all(dataset: Any) -> bool:
 
 
 def marks_of(node: Any, dataset: Any, has_fingerprint: bool, fields: Fields) -> dict[str, str]:
-    """What a dataset is known by beside its fingerprint; nothing where all of it is Penstock's.
+    """What identifies a dataset beside its fingerprint; empty for Penstock's own classes.
 
     Args:
         node: that it was built of, without secrets.

@@ -59,7 +59,7 @@ def run(config: Config) -> float | None:
         # start.
         data.recorded = learned_of(old).get("classes", [])
     if parts.world.size == 1:
-        opening.source(config)  # a wrong path is told of before data is read
+        opening.source(config)  # reports a wrong path before data is read
     spare_cores(parts.world)
     with (
         join(parts.world, launch.backend, launch.timeout, launch.strategy != "none") as group,

@@ -209,7 +209,7 @@ def _say_changes(path: Path, now: Mapping[str, str]) -> None:
     if (folder := resume.run_of(path)) is None:
         return
     manifest = read_manifest(folder)
-    # The newest start counts: who has been told of a change once knows of it.
+    # Compared with the newest start, so that each change is reported once.
     starts = [manifest, *manifest.get("sessions", [])]
     then: dict[str, Any] = next((one["code"] for one in reversed(starts) if one.get("code")), {})
     changed = {

@@ -70,7 +70,7 @@ def summary(fit: Fit) -> str:
 def print_report(
     result: Result, levels: Mapping[str, Record], monitor: str | None, mode: str
 ) -> None:
-    """Print to stdout the metrics of the best and the last epoch beside others; speed.
+    """Print the metrics of the best and the last epoch, the levels to compare with, and the speed.
 
     Args:
         levels: of what they compare with, by name; first the constant.

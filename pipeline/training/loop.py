@@ -4,7 +4,7 @@
       TrainStep     one batch, one optimizer step (pipeline/training/step.py)
       Meter         losses, order and speed of an epoch (pipeline/training/meter.py)
       validate      loss and metrics over a whole split
-      Observer      what files, trackers and displays hear of it
+      Observer      the events that files, trackers and displays receive
 
 Cost beside the model's own: about 0.1 ms a batch. It waits for a GPU only to log, every `log_every`
 optimizer steps, and to save; so that is also when it finds a loss that is not finite.
@@ -357,7 +357,7 @@ class _Fit:
         if kept is None:
             return
         self._read()
-        # Running means are each rank's own since the last step; a checkpoint has one of them.
+        # Running means differ between ranks since the last step; a checkpoint has rank 0's.
         same_buffers(self.train_step.model, self.group)
         same_buffers(self.train_step.measured, self.group)
         epoch, step = self.address
@@ -393,7 +393,7 @@ def validate(
     Args:
         group: the ranks that measure a share each; all get the same numbers.
         turn: called before each batch and at the end; see `in_turns`.
-        observers: hear of the progress, and of the unreadable samples of all ranks.
+        observers: receive the progress, and the unreadable samples of all ranks.
     """
     group, device = group or Group(), torch.device(loader.world.device)
     model.eval()

@@ -180,7 +180,7 @@ class Decode:
         )[0].numpy()
 
     def _put(self, pixels: Pixels, target: Pixels) -> None:
-        """Write bytes [3, *size] into the target, normalised if that is asked for."""
+        """Write bytes [3, *size] into the target, normalised if the transform normalises."""
         # numpy works in this thread alone; torch would wake others for it.
         if self._normal is None:
             np.copyto(target, pixels)

@@ -27,7 +27,7 @@ from penstock.order.address import Address
 class Batches(torch_data.Dataset[Any]):
     """The batches of a loader by their addresses.
 
-    A batch is made where the one before it was asked for last; the loader begins anew elsewhere.
+    A request for the next address continues the loader's epoch; any other restarts it there.
 
     Attributes:
         following: the address of the batch that can be had without beginning anew.
@@ -75,9 +75,9 @@ class AddressSampler(torch_data.DistributedSampler[Any], torch_data.BatchSampler
     """The addresses of an epoch, each time it is iterated; of every rank the same ones.
 
     Attributes:
-        batch_size: rows of a batch, over all ranks; None: nobody says how many.
+        batch_size: rows of a batch, over all ranks; None: unknown.
         next: where the next epoch begins; None: where the loader's state says.
-        offset: of our epochs from those that `set_epoch` is told; None: the next call shows it.
+        offset: of our epochs from those passed to `set_epoch`; None: set by the next call.
     """
 
     next: Address | None = None

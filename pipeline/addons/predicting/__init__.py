@@ -112,7 +112,7 @@ def trained(config: Config, world: World | None = None, elsewhere: bool = False)
             if "vocabulary" in known:  # its name alone: a manifest names no file elsewhere
                 kept = path.parent.parent / "learned" / Path(known["vocabulary"]).name
                 known["vocabulary"] = str(kept)
-            # What was typed stays: only what came from the training data is filled in.
+            # Typed values stay: only facts learned from the training data are filled in.
             steps[name] = {
                 key: known[key] if value == "dataset" else value
                 for key, value in steps[name].items()
@@ -431,7 +431,7 @@ def export(config: Config) -> None:
             with torch.no_grad(), warnings.catch_warnings(action="ignore", category=FutureWarning):
                 rows = ({0: torch.export.Dim("batch")},) * len(inputs)
                 program = torch.export.export(model, inputs, dynamic_shapes=rows)
-                program.example_inputs = None  # samples are nobody else's
+                program.example_inputs = None  # the file must not contain samples
                 if format == "torch":
                     torch.export.save(program, content)
                 else:

@@ -161,7 +161,7 @@ class Actors:
                 self._ray.kill(self._actors[number], no_restart=False)
 
     def drop(self) -> None:
-        """What was handed over is made; nobody waits for it."""
+        """Submitted requests are still computed; their results are dropped."""
 
     def close(self) -> None:
         for actor in self._actors if self._ray.is_initialized() else ():

@@ -197,7 +197,7 @@ def starts(run: Run) -> Section | None:
         rows.append(
             (
                 clock(session, "started"),
-                # A start without an end was killed: nobody was left to write how it ended.
+                # A start without an end was killed, so no process wrote its status.
                 session.get("status") or (run.state if session is run.sessions[-1] else "killed"),
                 duration((ended - began).total_seconds()) if began and ended else "–",
                 session.get("world", 1),

@@ -3,7 +3,7 @@
     multirun/KEYS-HASH/KEYS-HASH/manifest.json, metrics.jsonl
                        KEYS-HASH/...
 
-Jobs are known by the overrides they were given. What is damaged is told in the line of its job.
+Jobs are named by their overrides. Damage is reported in the line of its job.
 Cost: 10 ms a job.
 """
 
@@ -77,7 +77,7 @@ def write(folder: Path) -> Path:
 
 
 def _lead(sweep: Sweep) -> Markup:
-    """How far it came, what was best, and the command that goes on with it."""
+    """How many jobs are done, the best result, and the command that continues the sweep."""
     states = [job.status for job in sweep.jobs]
     undone = [f"{count} {state}" for state, count in Counter(states).items() if state != "done"]
     whole = all(state in FINISHED for state in states)

@@ -87,7 +87,7 @@ def _marked(image: Image.Image, view: Rendered, at: Array) -> Image.Image:
         places = [] if points is None else _scaled(points, at).tolist()
         for x, y in places:
             pen.circle((x, y), 2 * _FINER, fill=color)
-    # With two labels at nearly the same place nobody reads either: the predicted ones are new.
+    # Two labels at nearly the same place are unreadable, so only the predicted ones are drawn.
     labels = view.labels if view.predicted_boxes is None else ()
     for boxes, names, color in (
         (view.boxes, labels, TRUE),

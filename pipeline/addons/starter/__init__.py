@@ -1,1 +1,1 @@
-"""`penstock init FOLDER`: a small project of a person's own, to begin with."""
+"""`penstock init FOLDER`: makes a small project to start from."""

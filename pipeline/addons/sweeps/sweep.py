@@ -98,7 +98,7 @@ class Job:
 
     @property
     def status(self) -> str:
-        """As in the manifest, or "pruned"; "killed" if it is not at its end and nobody runs it."""
+        """As in the manifest, or "pruned"; "killed" if it is unfinished and no process runs it."""
         status = str(self.manifest.get("status"))
         if status == "running":
             return "running" if is_locked(self.path / HOLDER) else "killed"

@@ -314,7 +314,7 @@ def count_of(pieces: _Pieces) -> int:
 
 
 def spread(pieces: _Pieces, least: int) -> _Pieces:
-    """The same in at least so many blocks: those of most pieces are halved, where there are fewer.
+    """At least `least` blocks: where there are fewer, those with the most pieces are halved.
 
     That is where the lengths of a stretch have little in common with those of the first one.
     """

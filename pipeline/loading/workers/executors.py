@@ -3,7 +3,7 @@
     submit(request) -> Task     hands a request to whoever is free; never waits
     finished                    an Event, set whenever a task has its result
     check()                     raises what keeps all results from coming
-    drop()                      forgets what nobody has begun
+    drop()                      forgets the requests that no worker has begun
     deaths                      how many workers died or hung, and were replaced
     close()
 
@@ -80,7 +80,7 @@ class Task:
 
 
 class Silence:
-    """How long a worker has given no sign of life; time in which nobody looked does not count."""
+    """How long a worker has given no sign of life, not counting pauses of the thread that looks."""
 
     def __init__(self) -> None:
         self._seen: Any = None
@@ -246,10 +246,10 @@ class Workers:
             return
         if self.executor is None:
             self.executor = self._open()
-            # Once: here, when nobody has this any more, or at exit, where multiprocessing waits for
-            # its processes only afterwards. A fork has them not.
+            # Once: here, when this is collected, or at exit, where multiprocessing waits for
+            # its processes only afterwards. A forked process has none of them.
             self._close = Finalize(self, self.executor.close, exitpriority=100)
-        try:  # the first requests at once, and not only when a result is asked for
+        try:  # submit the first requests now, not with the first `next`
             first = islice(requests, self._options.num_workers * self._options.prefetch_factor)
             pending = deque(map(self.executor.submit, first))
             yield results(self.executor, pending, requests, self._options)
@@ -322,7 +322,7 @@ class Threads:
         """A thread cannot be replaced: whoever waits for one that hangs goes on waiting."""
 
     def drop(self) -> None:
-        """Forget the requests that nobody has begun."""
+        """Forget the requests that no thread has begun."""
         with suppress(queue.Empty):
             while True:
                 self._tasks.get_nowait()

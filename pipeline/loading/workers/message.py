@@ -145,7 +145,7 @@ def receive(sock: socket.socket, flags: int = 0) -> tuple[int, Callable[[], Any]
     """The number of the next message, and a function that gives its thing, to be called once.
 
     Raises:
-        EOFError: nobody will send any more.
+        EOFError: the other end has closed.
         BlockingIOError: there is none now, and `flags` has MSG_DONTWAIT.
     """
     packet, ancillary, cut, _ = sock.recvmsg(_HEADER.size + _SMALL, _ROOM, flags)

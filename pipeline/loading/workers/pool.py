@@ -3,7 +3,7 @@
     submit -> a socket that all workers read from -> a worker -> a socket back -> a thread here
 
 Each packet of the first socket goes to one worker, so that whoever is free takes the next request:
-one with a slow sample holds up nothing else, and nobody waits for the training loop. The worker
+a slow sample delays no other worker, and no worker waits for the training loop. Each worker
 writes the request's number into its cell, so that a death shows which one it had. A thread starts
 the workers, receives and pins results, and replaces those who died or give no sign of life. Then
 what no living worker has is handed out again; a batch that two have made is the same batch, and the
@@ -337,13 +337,13 @@ def refuse_unsendable(fetch: Any, options: LoaderOptions) -> None:
     if method == "fork":
         return
     server: Any = forkserver._forkserver
-    # Nobody has asked for anything else. What workers need is imported once by the server, and not
-    # in each of them, where it takes 3 s.
+    # The program has set no preloads. The server imports what workers need once; they would import
+    # it in 3 s each.
     if method == "forkserver" and server._preload_modules == ["__main__"]:
         forkserver.set_forkserver_preload(["__main__", __name__])
     outside = context.get_spawning_popen()
-    nobody: Any = SimpleNamespace(duplicate_for_child=int, DupFd=int)  # nothing is passed on
-    context.set_spawning_popen(nobody)  # else multiprocessing's locks cannot be sent
+    passes_nothing: Any = SimpleNamespace(duplicate_for_child=int, DupFd=int)
+    context.set_spawning_popen(passes_nothing)  # else multiprocessing's locks cannot be sent
     try:
         for key in ("dataset", "transform", "collate", "batch_transform"):
             ForkingPickler.dumps(getattr(fetch, key, None))
@@ -419,7 +419,7 @@ def _run(
                 result = wrapped(failed, number)
             try:
                 send(results, task, result, arena)
-            except ConnectionError:  # nobody is there any more
+            except ConnectionError:  # the pool has closed
                 raise
             except Exception as failed:
                 send(results, task, wrapped(failed, number))
