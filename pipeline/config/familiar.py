@@ -266,7 +266,6 @@ GONE: dict[str, str] = {
     "transform.train_batch.mosaic": "v2.RandomZoomOut in transform.train makes boxes small",
     "model=timm": "--trust timm 'model={_target_: timm.create_model, ...}' (docs/training.md)",
     "dataset.frames": "set transform.train.clip.frames",
-    "dataset.stride": "set transform.train.clip.stride",
     "dataset.videos": "set dataset.images",
     "dataset.most_decoded": "leave it out; more key frames, as by ffmpeg -g 30, decode less",
     "transform=images_nvjpeg": "transform=images_fast decodes on the CPU, the crop alone",

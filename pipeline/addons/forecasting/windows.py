@@ -115,14 +115,13 @@ class SeriesTable(FileDataset, Dataset[Sample]):
         return len(self.starts)
 
     def __getitem__(self, index: int) -> Sample:
-        start = int(self.starts[index])
-        inputs = self._inputs[start : start + self.past + self.horizon]
-        location, spread = (of[self.codes[start]] for of in (self.location, self.spread))
+        start, count = int(self.starts[index]), self._count
+        inputs, code = self._inputs[start : start + self.past + self.horizon], self.codes[start]
         return {
             "past": torch.from_numpy(inputs[: self.past].copy()),
-            "future": torch.from_numpy(inputs[self.past :, self._count :].copy()),
-            "location": torch.tensor(location[: self._count], dtype=torch.float32),
-            "spread": torch.tensor(spread[: self._count], dtype=torch.float32),
+            "future": torch.from_numpy(inputs[self.past :, count:].copy()),
+            "location": torch.from_numpy(self.location[code, :count].astype(np.float32)),
+            "spread": torch.from_numpy(self.spread[code, :count].astype(np.float32)),
         }
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
@@ -287,8 +286,8 @@ class Windows(SeriesTable):
         naive = self.naive_error[self.codes[now], : self._count]
         return {
             **super().__getitem__(index),
-            "target": torch.tensor(target, dtype=torch.float32),
-            "naive_error": torch.tensor(naive, dtype=torch.float32),
+            "target": torch.from_numpy(target.astype(np.float32)),
+            "naive_error": torch.from_numpy(naive.astype(np.float32)),
         }
 
     @property
