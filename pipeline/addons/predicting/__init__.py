@@ -358,16 +358,17 @@ def _unlabelled(ready: Trained, root: str | Sequence[str | os.PathLike[str]]) ->
             )
         )
     # All rows are new: none is held out, and none has a label.
-    arguments: dict[str, Any] = {"root": root, "val_fraction": 0.0, "test_fraction": 0.0}
-    arguments |= dict.fromkeys(("label", "val_file", "split_column"))
-    if Path(str(root)).is_file():
-        arguments["file"] = None
+    supplied: dict[str, Any] = {
+        "root": root,
+        "val_fraction": 0.0,
+        "test_fraction": 0.0,
+        **dict.fromkeys(("label", "val_file", "split_column")),
+        **({"file": None} if Path(str(root)).is_file() else {}),
+    }
     if isinstance(node.get("fields"), Mapping):
         target = ready.parts.config.objective.get("target")
-        arguments["fields"] = {name: of for name, of in node["fields"].items() if name != target}
-    return split.read(
-        split.decodes, **{name: arguments[name] for name in arguments if name in names}
-    )
+        supplied["fields"] = {name: of for name, of in node["fields"].items() if name != target}
+    return split.read(split.decodes, **{name: supplied[name] for name in supplied if name in names})
 
 
 class _Images(FolderDataset):
