@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 BLOCK = 1 << 18
 _OPEN = 64  # files that a process keeps open
-_RECENT = 60.0  # seconds in which somebody may be about to open what was touched
 
 
 class Object(NamedTuple):
@@ -197,6 +196,7 @@ class BlockCache:
                 status = path.stat()
                 size = status.st_blocks * 512
                 used += size
-                if path.suffix != ".crc" and status.st_mtime < self._began - _RECENT:
+                # Somebody may be about to open what was touched in the minute before.
+                if path.suffix != ".crc" and status.st_mtime < self._began - 60:
                     stale.append((status.st_mtime, size, str(path)))
         self.used, self._stale = used, sorted(stale, reverse=True)

@@ -62,11 +62,16 @@ class Process(subprocess.Popen[bytes]):
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(self.path)
             listening.listen(1024)
-            number = listening.fileno()
             super().__init__(
-                [sys.executable, "-m", "penstock.addons.storage.fetcher", str(number), options],
+                [
+                    sys.executable,
+                    "-m",
+                    "penstock.addons.storage.fetcher",
+                    str(listening.fileno()),
+                    options,
+                ],
                 stdin=subprocess.PIPE,  # its end is that of the process
-                pass_fds=[number],
+                pass_fds=[listening.fileno()],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
 
@@ -313,8 +318,9 @@ class Client:
             DataError: the store refuses them, or did not answer.
         """
         if address.startswith("http"):
-            reason = f"{address!r} is only read; give s3://, gs://, az:// or a folder of here"
-            raise ConfigError(Problem(key, reason))
+            raise ConfigError(
+                Problem(key, f"{address!r} is only read; give s3://, gs://, az:// or a folder here")
+            )
         with progress(f"sending {folder} to {address}"):
             names = [name for name in walk(folder) if name != last]
             self._request("send", folder, names, last, address, key)
@@ -358,15 +364,14 @@ class RemoteRoot(Root):
         return bool(self._names())
 
     def folders(self) -> list[str]:
-        first = {name.partition("/")[0] for name in self._names() if "/" in name}
-        return sorted(name for name in first if name[0] != ".")
+        inside = (name for name in self._names() if "/" in name and name[0] != ".")
+        return sorted({name.partition("/")[0] for name in inside})
 
     def files(self) -> list[str]:
         return [name for name in self._names() if name[0] != "." and "/." not in name]
 
     def sizes(self, names: Sequence[str]) -> IntArray:
-        sizes = [-1 if item is None else item.size for item in self._items(names)]
-        return np.array(sizes, np.int64)
+        return np.array([item.size if item else -1 for item in self._items(names)], np.int64)
 
     def first_missing(self, names: Sequence[str]) -> int | None:
         return next((n for n, item in enumerate(self._items(names)) if item is None), None)
@@ -380,5 +385,5 @@ class RemoteRoot(Root):
         return self.remote_files.find([*map(self.path, names)])
 
     def _names(self) -> list[str]:
-        names, before = self.remote_files.listing(self._root), self._before
-        return [name[len(before) :] for name in names if name.startswith(before)]
+        names = self.remote_files.listing(self._root)
+        return [name[len(self._before) :] for name in names if name.startswith(self._before)]

@@ -62,7 +62,6 @@ class RecordFiles:
 
     Attributes:
         sizes: bytes, int64[n], when this was made.
-        versions: of contents in their store, or the times of files of this machine.
         divided: whether names tell training from validation; else the dataset divides its rows.
         tested: whether names tell the files of a test.
         whole: whether the split has all rows of these files.
@@ -83,7 +82,6 @@ class RecordFiles:
         else:
             self._items = [*map(_local_item, self.addresses)]
         self.sizes = np.array([item.size for item in self._items], np.int64)
-        self.versions = [item.version for item in self._items]
 
     @classmethod
     def of(
@@ -162,7 +160,10 @@ class RecordFiles:
             status = os.fstat(opened.fileno())
             opened.seek(start)
             content = opened.read(stop - start)
-        if (status.st_size, str(status.st_mtime_ns)) != (self.sizes[file], self.versions[file]):
+        if (status.st_size, str(status.st_mtime_ns)) != (
+            self.sizes[file],
+            self._items[file].version,
+        ):
             raise DataError(
                 f"{self.addresses[file]!r} has changed while it was in use. Let nothing write to "
                 "the data of a run, and restart the run."
@@ -180,8 +181,7 @@ class RecordFiles:
 
     def path(self, file: int) -> Path:
         """A path of this machine with all of a file; from a store, it is fetched into the cache."""
-        address = self.addresses[file]
-        return self.files.remote.local(address) if self.is_remote else local_file(address)
+        return self.files.local(self.addresses[file])
 
     def whole_of(self, files: Sequence[int] | IntArray) -> Spans:
         """Spans of whole files."""
@@ -198,7 +198,7 @@ class RecordFiles:
     def key(self, file: int) -> str:
         """What changes with the content of a file, for what is made of it and kept."""
         where = self.addresses[file] if self.is_remote else self.path(file).absolute()
-        return f"{where}\0{self.sizes[file]}\0{self.versions[file]}"
+        return f"{where}\0{self.sizes[file]}\0{self._items[file].version}"
 
     def sample(self, file: int, pieces: int) -> list[bytes | memoryview]:
         """That many pieces of 4 KiB, evenly spread, for a fingerprint; all of a smaller file."""
@@ -211,8 +211,7 @@ class RecordFiles:
     def pieces(self) -> list[bytes | memoryview]:
         """64 pieces of 4 KiB, evenly spread over the files and in each, for a fingerprint."""
         chosen = np.linspace(0, len(self) - 1, min(len(self), _PIECES)).astype(np.int64).tolist()
-        count = _PIECES // max(len(chosen), 1)
-        return [piece for file in chosen for piece in self.sample(file, count)]
+        return [piece for file in chosen for piece in self.sample(file, _PIECES // len(chosen))]
 
     def companions(self, suffix: str) -> list[bytes | None]:
         """The content of the file beside each that has its name and this suffix; None without."""

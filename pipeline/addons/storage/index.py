@@ -2,7 +2,7 @@
 
     python -m penstock.addons.storage.index FOLDER    before it is uploaded
 
-writes FOLDER/penstock-files.index, a JSON object: name -> [bytes, MD5]. Files that are added later
+writes FOLDER/penstock-files.index, a JSON object: name -> [MD5, bytes]. Files that are added later
 are not seen, and one that has changed is an error that names it. Cost: the time to read all files.
 """
 
@@ -26,7 +26,7 @@ def parsed(content: bytes, address: str) -> list[tuple[str, int, str]]:
     """The files that an index names, their sizes and versions; DataError if it is damaged."""
     try:
         files = json.loads(content)
-        return [(name, int(size), f"md5:{digest}") for name, (size, digest) in files.items()]
+        return [(name, int(size), f"md5:{digest}") for name, (digest, size) in files.items()]
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(
             f"{address!r} does not name files with their sizes and MD5s ({error}). Write it again: "
@@ -44,8 +44,7 @@ def write(folder: str | Path) -> int:
     names, files = [name for name in root.files() if name != INDEX], {}
     for name in watched(names, len(names), f"reading the files of {folder}"):
         with Path(root.path(name)).open("rb") as file:
-            digest = hashlib.file_digest(file, "md5").hexdigest()
-            files[name] = file.tell(), digest
+            files[name] = hashlib.file_digest(file, "md5").hexdigest(), file.tell()
     # JSON escapes what is no UTF-8, as names of files may have it.
     write_atomically(Path(root.path(INDEX)), json.dumps(files, indent=0).encode())
     return len(names)

@@ -57,8 +57,7 @@ class RowSplit(TableRows):
         val = _chosen(total, val_count(total, val_fraction), hash64(seed, "row split"))
         left = np.delete(rows, val)
         tests = min(val_count(total, test_fraction), len(left))
-        key = hash64(hash64(seed, "test"), "row split")
-        test = _chosen(len(left), tests, key)
+        test = _chosen(len(left), tests, hash64(hash64(seed, "test"), "row split"))
         parts = {"val": rows[val], "test": left[test], "train": np.delete(left, test)}
         super().__init__(parts[split])
 

@@ -59,6 +59,7 @@ KINDS = {
     "parquet": lambda root, **more: MappedTable(root, **EVERYTHING, **more),
     "parquet_stream": lambda root, **more: StreamedTable(root, **EVERYTHING, **more),
 }
+INDEXED = ("indexed", "tokens", "parquet")  # what keeps something that is made of its files
 LOADERS = {
     "alone": {},
     "threads": {"backend": "thread", "num_workers": 2},
@@ -157,7 +158,7 @@ def environment(monkeypatch, tmp_path):
 
 
 def indexes(kind, folder):
-    return {"cache_dir": str(folder / "indexes")} if kind in ("indexed", "tokens") else {}
+    return {"cache_dir": str(folder / "indexes")} if kind in INDEXED else {}
 
 
 def loaders_of(datasets, backend="process", num_workers=0):
@@ -217,16 +218,14 @@ def test_batches_are_those_of_the_disk(data, expected, tmp_path, monkeypatch, ki
                 **FETCHED[fetched],
             )
             root = f"s3://data/{kind}" if way == "s3" else f"{url}/data/{kind}"
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            if event == "full disk":  # the process that fetches may write no file as large
+                resource.setrlimit(resource.RLIMIT_FSIZE, (2500, limits[1]))
+                files.remote.find([f"{root}/nothing"])
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             return KINDS[kind](root, files=files, **indexes(kind, tmp_path))
 
-        # The process that fetches starts with the first access, and may write no file as large.
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if event == "full disk":
-            resource.setrlimit(resource.RLIMIT_FSIZE, (2500, limits[1]))
-        try:
-            datasets = [opened() for _ in range(world)]
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        datasets = [opened() for _ in range(world)]
         asked = shelf.requests["GET"]
         if event == "expired":
             check_it_ends(datasets, workers, shelf, expected(kind))
