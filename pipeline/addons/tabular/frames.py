@@ -39,7 +39,10 @@ _DATE = r"^\d{4}-\d\d?-\d\d?([T ]\d\d?:\d\d.*)?$"
 # Postcodes and numbers of accounts are names; and Arrow would read 0x10 as 16.
 _PADDED = r"^[+-]?0[\dxX]"
 # Types of Arrow, by the beginnings of their names.
-_PLAIN = ("bool", "int", "uint", "halffloat", "decimal", "null", "date", "timestamp")
+_PLAIN = (
+    *("bool", "int", "uint", "halffloat", "float", "double"),
+    *("decimal", "null", "date", "timestamp"),
+)
 _WAYS = "Correct it; of dataset=table, see dataset.missing and dataset.categories"
 
 
@@ -75,16 +78,15 @@ class Frame:
 
     def kind(self, column: str) -> Kind:
         """The kind of a column by its type, and of texts by their first cells."""
-        cells = self.table[column]
-        if not is_text(cells.type):
-            of_no_text: Kind = "category" if pa.types.is_boolean(cells.type) else "number"
-            return "date" if pa.types.is_temporal(cells.type) else of_no_text
-        # Of the first cells, so that one mistake below makes an error that names its row, instead
-        # of categories by the hundred.
-        texts = _without(cells, self.marks).drop_null()[:200]
-        if not len(texts):
-            return "number"
-        return "date" if pc.all(pc.match_substring_regex(texts, _DATE)).as_py() else "category"
+        kind, texts = self.table[column].type, pa.array([], pa.large_string())
+        if is_text(kind):
+            # Of the first cells, so that one mistake below makes an error that names its row,
+            # instead of categories by the hundred.
+            texts = _without(self.table[column], self.marks).drop_null()[:200]
+        # None without a text, which is no date.
+        if pa.types.is_temporal(kind) or pc.all(pc.match_substring_regex(texts, _DATE)).as_py():
+            return "date"
+        return "category" if len(texts) or pa.types.is_boolean(kind) else "number"
 
     def numbers(self, column: str, complete: bool = False) -> Floats:
         """A column of numbers, float64[N]; NaN where a value is missing, which `complete` refuses.
@@ -98,7 +100,9 @@ class Frame:
         # Pandas tells which cell is no number; a cast of Arrow only says that one is none. Whole
         # numbers above 2^53 round to their neighbours, which statistics do not mind.
         values = pd.to_numeric(cells.to_pandas(), errors="coerce").to_numpy(np.float64)
-        wrong = ~np.isfinite(values) & (cells.is_valid().to_numpy() | complete)
+        # Parquet tells NaN from null; pandas and a CSV do not.
+        is_given = np.bool_(is_text(cells.type)) & cells.is_valid().to_numpy()
+        wrong = np.isinf(values) | (np.isnan(values) & (is_given | complete))
         self.refuse(column, wrong, f"is not a number, or not finite. {_WAYS}")
         return values
 
@@ -119,8 +123,11 @@ class Frame:
         # Whole numbers such as 20260131 are texts to a format of strptime.
         texts = _without(cells.cast(pa.large_string()), self.marks).to_pandas()
         read = pd.to_datetime(texts, format=format or "ISO8601", errors="coerce", utc=True)
-        wrong = f"is no date of the form {format or 'ISO 8601'} (dataset.date_format). {_WAYS}"
-        self.refuse(column, read.isna() & texts.notna(), wrong)
+        self.refuse(
+            column,
+            read.isna() & texts.notna(),
+            f"is no date of the form {format or 'ISO 8601'} (dataset.date_format). {_WAYS}",
+        )
         return read.dt.tz_localize(None).to_numpy("datetime64[us]")
 
     def words(self, column: str) -> npt.NDArray[np.object_]:
@@ -141,10 +148,8 @@ class Frame:
         numbers[None] = -2
         codes = np.array([numbers.get(word, -1) for word in self.words(column)], np.int64)
         if all_known:
-            ways = "Correct it, or add it to dataset.classes"
-            self.refuse(
-                column, codes == -1, f"is none of the classes {', '.join(names[:12])}. {ways}"
-            )
+            reason = f"is none of the classes {', '.join(names[:12])}. Correct it, or add it to"
+            self.refuse(column, codes == -1, f"{reason} dataset.classes")
         return codes
 
 
@@ -192,8 +197,8 @@ def read_frame(
         for key, column in absent[:1]:
             # One column in all is the sign of another delimiter.
             hint = "; is dataset.delimiter another one?" if len(names) == 1 else ""
-            reason = f"in {name!r} {no_column(column, names[:12])}{hint}"
-            raise ConfigError(Problem(f"dataset.{key}", reason))
+            where = f"in {name!r} {no_column(column, names[:12])}"
+            raise ConfigError(Problem(f"dataset.{key}", where + hint))
         return [of for of in names if of not in exclude and (columns is None or of in columns)]
 
     def read(path: str) -> tuple[pa.Table, bool]:
@@ -220,9 +225,6 @@ def read_frame(
             cells = _without(trimmed, ["", *(marks if missing is not None else [])])
             if is_csv and column not in texts:
                 cells = _typed(cells, marks, decimal)
-        # Parquet tells NaN from null; pandas and a CSV do not.
-        elif pa.types.is_floating(cells.type):
-            cells = pc.if_else(pc.is_nan(cells), pa.scalar(None, cells.type), cells)
         elif not str(cells.type).startswith(_PLAIN):
             # A column that nothing names is no mistake: tables have pictures and lists beside
             # numbers.
@@ -237,17 +239,16 @@ def read_frame(
 
 def check_roles(roles: Mapping[str, Sequence[str]]) -> None:
     """Raise ConfigError if a column is named by two keys of `dataset`."""
-    keys = dict[str, str]()
-    for key, name in ((key, name) for key, names in roles.items() for name in names):
-        if keys.setdefault(name, key) != key:
-            reason = f"column {name!r} is also dataset.{keys[name]}"
-            raise ConfigError(Problem(f"dataset.{key}", reason))
+    for name in {name for names in roles.values() for name in names}:
+        first, *others = [key for key, names in roles.items() if name in names]
+        for key in others:
+            raise ConfigError(Problem(f"dataset.{key}", f"column {name!r} is also dataset.{first}"))
 
 
 def _without(cells: pa.ChunkedArray, marks: Sequence[str]) -> pa.ChunkedArray:
     """Texts; null where they are one of `marks`."""
-    kind = pa.large_string()
-    return pc.if_else(pc.is_in(cells, pa.array(marks, kind)), pa.scalar(None, kind), cells)
+    is_mark = pc.is_in(cells, pa.array(marks, pa.large_string()))
+    return pc.if_else(is_mark, pa.scalar(None, pa.large_string()), cells)
 
 
 def _numeric(cells: pa.ChunkedArray, marks: Sequence[str], decimal: str) -> pa.ChunkedArray:
@@ -275,4 +276,4 @@ def _word(value: Any) -> str | None:
     """A category; whole numbers without a point, whatever their type."""
     # A column of whole numbers with gaps is one of floats in many files.
     is_whole = isinstance(value, float) and value.is_integer()
-    return None if value is None else str(int(value) if is_whole else value)
+    return None if value is None or value != value else str(int(value) if is_whole else value)

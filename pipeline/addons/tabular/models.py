@@ -29,7 +29,7 @@ class TableMlp(nn.Module):
         cardinalities: how many indices each column of categories has.
         num_outputs: classes, or numbers to predict.
         width: of a category's vector; a column of few categories has a smaller one.
-        hidden: sizes of the layers.
+        hidden: sizes of the layers; none is logistic or linear regression.
         dropout: after each of them.
     """
 
@@ -45,11 +45,13 @@ class TableMlp(nn.Module):
         super().__init__()
         # Half of the categories are enough to tell them apart, and fewer weights learn faster.
         widths = [min(width, (count + 1) // 2) for count in cardinalities]
-        self.embeddings = nn.ModuleList(
+        self.embeddings = nn.ModuleList(map(nn.Embedding, cardinalities, widths))
+        for weight, size in zip(self.embeddings.parameters(), widths, strict=True):
             # So that a vector has about the length of one scaled number.
-            _embedding(count, size, size**-0.5)
-            for count, size in zip(cardinalities, widths, strict=True)
-        )
+            nn.init.normal_(weight, std=size**-0.5)
+            # Training rows hold no unknown category, so its row gets no gradient: noise there would
+            # stay. A missing one starts from 0, too.
+            nn.init.zeros_(weight[:FIRST])
         layers, sizes = list[nn.Module](), [num_numbers + sum(widths), *hidden]
         for inputs, outputs in pairwise(sizes):
             layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(dropout)]
@@ -61,44 +63,6 @@ class TableMlp(nn.Module):
         ]
         outputs: Tensor = self.layers(torch.cat([numbers, *vectors], 1))
         return outputs
-
-
-class TableLinear(nn.Module):
-    """A weight for each number and each category: logistic or linear regression.
-
-    Forward: numbers float[B, num_numbers], categories int64[B, C] -> float[B, num_outputs].
-
-    Args:
-        num_outputs, num_numbers, cardinalities: as in `TableMlp`.
-    """
-
-    def __init__(self, num_outputs: int, num_numbers: int, cardinalities: Sequence[int]) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(num_outputs))
-        self.weight = nn.Parameter(torch.zeros(num_outputs, num_numbers))
-        self.embeddings = nn.ModuleList(
-            # From zero, as regression starts: the first forecast is the mean, or all classes alike.
-            _embedding(count, num_outputs, 0.0)
-            for count in cardinalities
-        )
-
-    def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
-        outputs = nn.functional.linear(numbers, self.weight, self.bias)
-        for column, embedding in enumerate(self.embeddings):
-            outputs = outputs + embedding(categories[:, column])
-        return outputs
-
-
-def _embedding(count: int, width: int, deviation: float) -> nn.Embedding:
-    """Vectors of categories; those of a missing and of an unknown one start from 0, where an
-    unknown one stays."""
-    made = nn.Embedding(count, width)
-    nn.init.normal_(made.weight, std=deviation)
-    with torch.no_grad():
-        # Training rows hold no unknown category, so its row gets no gradient: noise there would
-        # stay.
-        made.weight[:FIRST] = 0.0
-    return made
 
 
 class TableRegression(Regression):
@@ -125,17 +89,14 @@ class TableRegression(Regression):
         # No buffers: they are facts of the data, and stand in the manifest and not in checkpoints.
         self._mean, self._scale = torch.tensor(target_mean), torch.tensor(target_scale)
 
-    def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The outputs on the scale of the targets, in their shape."""
-        return self._unscaled(outputs).reshape(self.targets(batch).shape)
-
     def rows(self, outputs: Tensor, batch: Batch) -> Tensor:
         """`predicted`: the number or the numbers, as the table would have them."""
-        return self._unscaled(outputs)
-
-    def _unscaled(self, outputs: Tensor) -> Tensor:
         outputs = outputs.reshape(len(outputs), -1)
         return outputs * self._scale.to(outputs) + self._mean.to(outputs)
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The same in the shape of the targets."""
+        return self.rows(outputs, batch).reshape(self.targets(batch).shape)
 
     def goals(self, batch: Batch) -> Tensor:
         target = super().goals(batch)

@@ -22,6 +22,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -33,12 +34,11 @@ from torch.utils.data import Dataset
 from penstock.addons.storage.files import data_file
 from penstock.addons.tables.read import exact
 from penstock.addons.tabular.frames import FRAME, Floats, Frame, Kind, check_roles, read_frame
-from penstock.datasets.files import DataFile, Files
-from penstock.datasets.reading import base
-from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, split_rows
+from penstock.datasets.files import DataFile, Files, generated_data
+from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, split_rows, table
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Limits, Seed
-from penstock.order.keys import IntArray
+from penstock.order.keys import IntArray, hash64
 from penstock.transforms.statistics import scales
 
 _log = logging.getLogger(__name__)
@@ -77,10 +77,30 @@ def learned(
         ConfigError: nearly all texts of a column differ.
     """
     numbers, categories = list[dict[str, Any]](), dict[str, list[str]]()
-    for name, kind in kinds.items():
-        if kind != "category":
-            numbers.append(_scaled(frame, name, rows, kind == "date", date_format))
-            continue
+    for name in [name for name, kind in kinds.items() if kind != "category"]:
+        is_date = kinds[name] == "date"
+        values = _values(frame, name, is_date, date_format)[rows]
+        known = values[~np.isnan(values)]
+        present = known if len(known) else np.zeros(1)
+        # Deviations from the first value: squares of dates or of large numbers would lose their
+        # digits.
+        mean = float(present[0] + (present - present[0]).mean())
+        # Floats of 32 bits differ from each other by rounding where those of 64 do not.
+        noise = 1e-6 if str(frame.table[name].type) == "float" else 1e-11
+        # A constant divided by its own rounding would be noise in training, and another value later
+        # any number of deviations away.
+        scale = float(scales((present - mean).std(), np.abs(present).max(), noise))
+        numbers.append(
+            {
+                "name": name,
+                "is_date": is_date,
+                "mean": mean,
+                "scale": scale,
+                "flagged": len(known) < len(values),
+                "daily": is_date and bool((present % 1).any()),
+            }
+        )
+    for name in [name for name, kind in kinds.items() if kind == "category"]:
         counts = pd.Series(frame.words(name)[rows], dtype=object).value_counts()
         # An embedding of names or numbers of rows learns each training row by heart, and validation
         # rows are then all unknown: refused, unless a person asks for it.
@@ -96,24 +116,6 @@ def learned(
         categories[name] = sorted(counts.index[counts >= rare])
     written = {} if date_format is None else {"date_format": date_format}
     return {"numbers": numbers, "categories": categories, **written}
-
-
-def _scaled(
-    frame: Frame, name: str, rows: IntArray, is_date: bool, date_format: str | None
-) -> dict[str, Any]:
-    values = _values(frame, name, is_date, date_format)[rows]
-    known = values[~np.isnan(values)]
-    present = known if len(known) else np.zeros(1)
-    # Deviations from the first value: squares of dates or of large numbers would lose their digits.
-    mean = float(present[0]) + float((present - present[0]).mean())
-    # Floats of 32 bits differ from each other by rounding where those of 64 do not.
-    noise = 1e-6 if str(frame.table[name].type) == "float" else 1e-11
-    # A constant divided by its own rounding would be noise in training, and another value later
-    # any number of deviations away.
-    scale = float(scales((present - mean).std(), np.abs(present).max(), noise))
-    made = {"name": name, "is_date": is_date, "mean": mean, "scale": scale}
-    daily = is_date and bool((present % 1).any())
-    return {**made, "flagged": len(known) < len(values), "daily": daily}
 
 
 def _values(frame: Frame, name: str, is_date: bool, date_format: str | None) -> Floats:
@@ -138,13 +140,13 @@ def encoded(
     """
     made = dict[str, npt.NDArray[Any]]()
     for column in encoding["numbers"]:
-        name, is_date = column["name"], column["is_date"]
-        values = _values(frame, name, is_date, encoding.get("date_format"))[rows]
+        name, date_format = column["name"], encoding.get("date_format")
+        values = _values(frame, name, column["is_date"], date_format)[rows]
         # Zero stands for a missing value: the mean of a number, and no day at all of a cycle, where
         # sine and cosine are never both 0.
         missing = np.isnan(values)
         made[name] = np.where(missing, 0.0, (values - column["mean"]) / column["scale"])
-        for cycle in [*_CYCLES][: 2 + column["daily"]] if is_date else ():
+        for cycle in [*_CYCLES][: 2 + column["daily"]] if column["is_date"] else ():
             # From the values and not from their differences to the mean: the same day of the year
             # or week has the same angle in every table.
             angle = values * (2 * np.pi / _CYCLES[cycle])
@@ -162,14 +164,17 @@ def encoded(
     # another spelling of all of them.
     for name in [name for name in codes if is_new and (codes[name] == UNKNOWN).any()]:
         new = frame.words(name)[rows][codes[name] == UNKNOWN]
-        shown = ", ".join(sorted(map(repr, {*new}))[:10])
-        wrong = "cells have categories that training rows don't have"
-        _log.warning("%s, column %r: %d %s: %s", frame.name, name, len(new), wrong, shown)
-    fields = ("numbers", made, np.float32), ("categories", codes, np.int64)
+        about = frame.name, name, len(new), ", ".join(sorted(map(repr, {*new}))[:10])
+        _log.warning(
+            "%s, column %r: %d cells have categories that training rows don't have: %s", *about
+        )
     # In rows of C order, so that a batch is one gather of neighbouring bytes a row.
     return [*made], {
         field: np.ascontiguousarray(np.array([*of.values()], kind).reshape(-1, len(rows)).T)
-        for field, of, kind in fields
+        for field, of, kind in (
+            ("numbers", made, np.float32),
+            ("categories", codes, np.int64),
+        )
     }
 
 
@@ -214,12 +219,10 @@ class Rows(FileDataset, Dataset[Sample]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
-        fields = self.fetch_batch(np.array([index]))
         # A class is a whole number, as of all datasets: collating makes int64 [B] of it.
-        is_class = "target" in fields and fields["target"].dtype == torch.int64
         return {
-            name: of.item() if is_class and name == "target" else of[0]
-            for name, of in fields.items()
+            name: of[0] if of.ndim > 1 or of.is_floating_point() else of.item()
+            for name, of in self.fetch_batch(np.array([index])).items()
         }
 
     def fetch_batch(self, indices: IntArray, in_place: bool = False) -> dict[str, torch.Tensor]:
@@ -230,10 +233,9 @@ class Rows(FileDataset, Dataset[Sample]):
         """The cells of a row that a model may see, as they stand in the file: numbers, truth values
         or texts. Columns that a table of predictions has by itself get names of their own."""
         (cells,) = self.frame.table.slice(int(self.rows[index]), 1).to_pylist()
-        plain = json.loads(json.dumps(cells, default=str))
         return {
             f"table/{name}" if name in _OWN or name.startswith("score/") else name: value
-            for name, value in plain.items()
+            for name, value in json.loads(json.dumps(cells, default=str)).items()
             if name not in self._hidden
         }
 
@@ -300,39 +302,55 @@ class Table(Rows):
         test_fraction: Fraction = 0.0,
     ) -> None:
         self._split = (split, val_fraction, split_seed, test_fraction)
-        how = dict[str, Any](delimiter=delimiter, decimal=decimal, encoding=encoding)
-        self._format = how | {"missing": missing}
+        self._format: dict[str, Any] = {
+            "delimiter": delimiter,
+            "decimal": decimal,
+            "encoding": encoding,
+            "missing": missing,
+        }
         self._hidden = named = [target] if isinstance(target, str) else list(target)
-        roles = {"target": named, "exclude": exclude}
-        roles |= {"numbers": numbers, "categories": categories, "dates": dates}
+        roles = {"target": named, "exclude": exclude, "numbers": numbers}
+        roles |= {"categories": categories, "dates": dates}
         # A target that is an input as well would be predicted by copying it.
         check_roles(roles)
         # A person says that these are names, so 007 is not 7, whatever all cells look like.
         texts = [*categories, *dates, *(named if kind == "class" or classes else [])]
-        # Targets are read beside the columns that a person chose for the model.
-        wanted = None if columns is None else [*columns, *named]
-        roles |= {"columns": columns or ()}
         first, second = (
             f"{root.rstrip('/')}/{name}" if isinstance(root, str) and name else root
             for name in (file, val_file)
         )
-        frame = read_frame(first, roles, wanted, exclude, texts, files, **self._format)
+        frame = read_frame(
+            first,
+            {**roles, "columns": columns},
+            # Targets are read beside the columns that a person chose for the model.
+            None if columns is None else [*columns, *named],
+            exclude,
+            texts,
+            files,
+            **self._format,
+        )
         known: dict[str, Any] = {
             **dict.fromkeys(numbers, "number"),
             **dict.fromkeys(categories, "category"),
             **dict.fromkeys(dates, "date"),
         }
-        inputs = [name for name in frame.table.column_names if name not in named]
-        kinds = {name: known.get(name) or frame.kind(name) for name in inputs}
-        if not kinds:
-            raise ConfigError(Problem("dataset.columns", "leaves no column for the model"))
+        kinds = {
+            name: known.get(name) or frame.kind(name)
+            for name in frame.table.column_names
+            if name not in named
+        }
         self.classes = _classes(frame, named, kind, classes)
         rows, targets = _targets(frame, named, self.classes, without_target)
-        # With a file for validation, every row of the first one trains, but for a test.
-        share = 0.0 if val_file is not None else val_fraction
-        labels = targets if self.classes else None
         training, own = (
-            split_rows(len(rows), part, share, split_seed, labels, test_fraction)
+            split_rows(
+                len(rows),
+                part,
+                # With a file for validation, every row of the first one trains, but for a test.
+                0.0 if val_file is not None else val_fraction,
+                split_seed,
+                targets if self.classes else None,
+                test_fraction,
+            )
             # Training rows are known to every split: all are encoded by what these say.
             for part in ("train", split)
         )
@@ -351,8 +369,9 @@ class Table(Rows):
         # Classes have no scale, and leave both lists empty.
         values = targets.reshape(len(targets), -1)[:, : 0 if self.classes else None]
         self.target_mean: list[float] = values.mean(0).tolist()
-        largest = np.abs(values).max(0, initial=0.0)
-        self.target_scale: list[float] = scales(values.std(0), largest, 1e-6).tolist()
+        self.target_scale: list[float] = scales(
+            values.std(0), np.abs(values).max(0, initial=0.0), 1e-6
+        ).tolist()
         return learned(frame, rows, *self._learning)
 
     def learn_from(self, rows: IntArray) -> None:
@@ -379,30 +398,36 @@ class Table(Rows):
     def metadata(self) -> pd.DataFrame:
         """A row per sample: row (of the file, from 0), label and class of a class, and the columns
         as they stand in the file."""
-        table, own = self.frame.table.take(self.rows), {"row": self.rows}
-        own |= {"label": self._targets} if self.classes else {}
-        cells = {name: exact(table[name]) for name in table.column_names if name not in own}
-        return base.table(own | cells, self.classes)
+        own = {"row": self.rows} | ({"label": self._targets} if self.classes else {})
+        cells = {
+            name: exact(self.frame.table[name].take(self.rows))
+            for name in self.frame.table.column_names
+        }
+        # Twice: in front, and instead of columns that are called so.
+        return table({**own, **cells, **own}, self.classes)
 
     @property
     def facts(self) -> dict[str, Any]:
         """For models and objectives: num_numbers, cardinalities (of each column of categories),
         num_outputs; num_classes, or target_mean and target_scale of each number."""
         scales = {"target_mean": self.target_mean, "target_scale": self.target_scale}
-        known = self.encoding["categories"].values()
-        return {
+        numbers = {"num_outputs": len(self.target_mean), **scales}
+        inputs = {
             "num_numbers": len(self.names),
-            "cardinalities": [FIRST + len(names) for names in known],
-            **(super().facts or {"num_outputs": len(self.target_mean), **scales}),
+            "cardinalities": [FIRST + len(of) for of in self.encoding["categories"].values()],
         }
+        return inputs | (super().facts if self.classes else numbers)
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The identity of the samples: the facts of the training rows, and this split's arrays."""
         if not sized:
             return ["table", self.frame.name.rpartition("/")[2], *self._split]
         # Not the file: the same rows from CSV and Parquet are the same data.
-        about = json.dumps([self.encoding, self.classes, self.target_mean])
-        return ["table", about, self._fields["numbers"], self._fields["categories"], self._targets]
+        return [
+            "table",
+            json.dumps([self.encoding, self.classes, self.target_mean]),
+            *(self._fields["numbers"], self._fields["categories"], self._targets),
+        ]
 
 
 def _like(
@@ -414,12 +439,11 @@ def _like(
     texts: Sequence[str] = (),
 ) -> Frame:
     """Another table with the columns of an encoding."""
-    dates = [of["name"] for of in encoding["numbers"] if of["is_date"]]
     # What was text in the first file is text in this one, where all cells may look like numbers: a
     # category "1.50" would become "1.5", which training rows do not have.
-    texts = [*texts, *encoding["categories"], *dates]
+    names = [*encoding["categories"], *(of["name"] for of in encoding["numbers"] if of["is_date"])]
     inputs = [*encoding["categories"], *(of["name"] for of in encoding["numbers"])]
-    return read_frame(root, {"root": inputs, **roles}, texts=texts, files=files, **how)
+    return read_frame(root, {"root": inputs, **roles}, texts=[*texts, *names], files=files, **how)
 
 
 def _classes(
@@ -427,8 +451,7 @@ def _classes(
 ) -> list[str]:
     """Names of the classes of the target, in order; none if it is a number, or several."""
     if len(targets) > 1 and (classes or kind == "class"):
-        reason = "several targets have to be numbers; name one column for a class"
-        raise ConfigError(Problem("dataset.target", reason))
+        raise ConfigError(Problem("dataset.target", "several targets have to be numbers"))
     if classes is not None:
         return [*map(str, classes)]
     if len(targets) > 1 or kind == "number":
@@ -439,10 +462,10 @@ def _classes(
     # Few whole numbers are codes of classes more often than amounts; dataset.kind decides
     # otherwise.
     whole = all(re.fullmatch(r"[+-]?\d+", text) for text in texts)
-    is_class = kind == "class" or frame.kind(targets[0]) == "category"
+    few = frame.kind(targets[0]) == "category" or (whole and len(texts) <= _FEW)
     # Whole numbers by size.
-    ordered = sorted(texts, key=lambda text: (int(text) if whole else 0, text))
-    return ordered if is_class or (whole and len(texts) <= _FEW) else []
+    names = sorted(texts, key=lambda text: (int(text) if whole else 0, text))
+    return names if few or kind == "class" else []
 
 
 def _targets(
@@ -462,3 +485,97 @@ def _targets(
         frame.refuse(names[0], missing, f"is no target. {way}")
     rows: IntArray = np.flatnonzero(~missing)
     return rows, values[rows]
+
+
+class DrawnTable(Table):
+    """Drawn customers; samples as in `Table`: whether they left (a class), or what they spent (a
+    number).
+
+        age         a whole number
+        income      a number, which one in ten does not say
+        plan        basic, family or plus
+        city        one of 30, some of them rare; one in twenty does not say
+        since       a date
+        calls       a whole number: how often the customer has complained
+        left        yes or no: likelier after complaints, for new customers, by plan and city
+        spent       a number: by income, age, plan and season of the first day
+
+    The first use writes `customers.csv` into a folder of `root` that is named by its arguments: 15
+    us a row.
+
+    Args:
+        root: folder that the data is written to, in one subfolder for each set of arguments; None:
+            in the user's cache (see `penstock.datasets.files.generated_data`).
+        split: "train", "val" or "test".
+        target: "left" or "spent".
+        count: number of rows of all splits.
+        seed: other rows for another seed.
+        columns, exclude, rare, val_fraction, split_seed, test_fraction: as in `Table`.
+
+    Raises:
+        DataError: the data cannot be written.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        split: Split = "train",
+        target: Literal["left", "spent"] = "left",
+        count: Count = 4000,
+        seed: Seed = 0,
+        columns: Sequence[str] | None = None,
+        exclude: Sequence[str] = (),
+        rare: Count = 1,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
+        test_fraction: Fraction = 0.0,
+    ) -> None:
+        name = f"{count}-seed{seed}-v1"  # another version when the rows change
+        with generated_data(
+            root, "drawn_table", name, lambda folder: _write(folder, count, seed)
+        ) as made:
+            super().__init__(
+                made,
+                target,
+                split,
+                "customers.csv",
+                columns=columns,
+                exclude=[*exclude, "spent" if target == "left" else "left"],
+                rare=rare,
+                val_fraction=val_fraction,
+                split_seed=split_seed,
+                test_fraction=test_fraction,
+            )
+
+
+def _write(folder: Path, count: int, seed: int) -> None:
+    random = np.random.default_rng(hash64(seed, "customers"))
+    age = random.integers(18, 90, count)
+    income = np.exp(random.normal(10.5, 0.5, count)) * (0.7 + 0.6 * (age > 30))
+    plan = random.choice(3, count, p=[0.5, 0.3, 0.2])
+    shares = 1.0 / np.arange(2, 32)
+    city = random.choice(30, count, p=shares / shares.sum())
+    days = random.integers(0, 3000, count)
+    calls = random.poisson(0.6 + 0.5 * (plan == 0), count)
+    # Interactions that a linear model misses: complaints count for new customers, and a season that
+    # only the cycle of the year shows.
+    of_city = random.normal(0, 0.8, 30)[city]
+    new = days > 2000
+    logit = 1.6 * calls * new - 2.6 + of_city + np.array([0.8, 0.0, -0.6])[plan] * (1 + new)
+    logit += 0.03 * (age - 50) * np.where(plan == 1, 1, -1)
+    left = random.random(count) < 1 / (1 + np.exp(-logit))
+    season = 1 + 0.3 * np.sin(2 * np.pi * days / 365.2425)
+    spent = 0.02 * income * (1 + 0.5 * (plan == 2)) * season + 4.0 * age + 20 * of_city
+    spent += random.normal(0, 40, count)
+    silent, nowhere = random.random(count) < 0.1, random.random(count) < 0.05
+    customers = {
+        "age": age,
+        "income": np.where(silent, "", [f"{number:.0f}" for number in income]),
+        "plan": np.array(["basic", "family", "plus"])[plan],
+        "city": np.where(nowhere, "", [f"city {number + 1}" for number in city]),
+        "since": np.datetime64("2018-01-01") + days,
+        "calls": calls,
+        "left": np.where(left, "yes", "no"),
+        "spent": [f"{number:.2f}" for number in spent],
+    }
+    pd.DataFrame(customers).to_csv(folder / "customers.csv", index=False, lineterminator="\n")

@@ -26,7 +26,7 @@ def test_numbers_are_learnt_on_one_scale_and_measured_on_another(capsys, folder)
         *("model=table_linear", "optimizer.lr=0.05", "trainer.max_epochs=3", "run_dir=run"),
     )
     assert done.code == 0, done.err
-    from penstock.addons.tabular.drawn_table import DrawnTable
+    from penstock.addons.tabular.table import DrawnTable
 
     val = DrawnTable("data", "val", "spent", 200)
     truth = torch.stack([val[row]["target"] for row in range(40)])

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from penstock.addons.tabular.models import TableLinear, TableMlp
+from penstock.addons.tabular.models import TableMlp
 from penstock.addons.tabular.table import Table
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import DEFAULT
@@ -222,7 +222,6 @@ def test_what_is_wrong_with_options_is_reported_with_the_key(tmp_path):
     for options, message in (
         ({"target": "prise"}, r"dataset\.target: .*no column 'prise'; did you mean 'price'"),
         ({"target": "sold", "exclude": ["pric"]}, r"dataset\.exclude: .*no column 'pric'"),
-        ({"target": "sold", "columns": ["sold"]}, r"dataset\.columns: leaves no column"),
         ({"target": "sold", "numbers": ["area"], "dates": ["area"]}, r"also dataset\.numbers"),
         ({"target": ["sold", "price"], "kind": "class"}, "several targets have to be numbers"),
     ):
@@ -252,11 +251,11 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path):
 
 def test_models_take_any_columns():
     numbers, categories = torch.rand(4, 3), torch.tensor([[0, 1], [1, 0], [2, 3], [4, 1]])
-    for model in (TableMlp(2, 3, [5, 4], hidden=[8]), TableLinear(2, 3, [5, 4])):
+    for model in (TableMlp(2, 3, [5, 4], hidden=[8]), TableMlp(2, 3, [5, 4], hidden=[])):
         assert model.eval()(numbers, categories).shape == (4, 2)
     none = torch.zeros(4, 0)
     assert TableMlp(1, 3, [], hidden=[8])(numbers, none.long()).shape == (4, 1)
-    assert TableLinear(1, 0, [5, 4])(none, categories).shape == (4, 1)
+    assert TableMlp(1, 0, [5, 4])(none, categories).shape == (4, 1)
 
 
 NAMES = ("NA", "DE", "None", "nan", "null")
