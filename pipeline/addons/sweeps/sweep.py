@@ -269,7 +269,7 @@ def running(words: Sequence[str], config_name: str) -> Iterator[str]:
     swept = [compose.parse(f"{key}={value}", loader) for key, value in params.items()] + typed
     lines = list({one.get_key_element(): values_of(one) for one in swept}.values())
     say("a sweep over", *(one.input_line for one in swept if one.is_sweep_override()))
-    problems: dict[Problem, str] = {}
+    of_jobs: dict[Problem, str] = {}
     # Each value of a key once, with the first one of others: a large grid would take minutes. What
     # two values do to each other, their job says as it starts.
     for number, job in enumerate(itertools.zip_longest(*lines)):
@@ -278,9 +278,9 @@ def running(words: Sequence[str], config_name: str) -> Iterator[str]:
             compose.compose(*words, config_name=config_name)
         except ConfigError as error:
             where = f" (in the job {' '.join(filter(None, job))})" * bool(number)
-            problems = dict.fromkeys(error.problems, where) | problems
-    if problems:
-        raise ConfigError(Problem(one.key, one.message + where) for one, where in problems.items())
+            of_jobs = dict.fromkeys(error.problems, where) | of_jobs
+    if of_jobs:
+        raise ConfigError(Problem(one.key, one.message + where) for one, where in of_jobs.items())
     folder, config = Path(str(folders["dir"])), compose.resolved(base, [])
     # A launcher's programs are asked to stop as others are.
     os.environ.setdefault("SUBMITIT_PREEMPT_SIGNAL", "USR1")
