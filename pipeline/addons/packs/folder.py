@@ -35,7 +35,7 @@ from penstock.datasets.files import Files, Root, open_root
 from penstock.errors import DataError
 from penstock.files.disk import write_atomically
 from penstock.loading.collate import Ragged
-from penstock.loading.encoded import EncodedImage, allocate
+from penstock.loading.encoded import EncodedImage, StoredPictures, allocate
 
 Numbers = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
@@ -93,8 +93,8 @@ class Field:
     shape: Sequence[int] | None = None
 
     def __str__(self) -> str:
-        shown = f"{self.type or self.kind} of {np.dtype(self.dtype)}, {self.ndim} dimension(s)"
-        return f"{shown} {dict(self.attributes) or ''}".rstrip()
+        kind, shown = self.type or self.kind, dict(self.attributes) or ""
+        return f"{kind} of {np.dtype(self.dtype)}, {self.ndim} dimension(s) {shown}".rstrip()
 
     @property
     def channels_last(self) -> bool:
@@ -135,16 +135,18 @@ def _field(name: str, value: Any) -> Field:
     if (type_ or kind in (torch.Tensor, torch.nn.Parameter)) and value.dtype != torch.bfloat16:
         # JSON knows no enumerations, such as the format of boxes; torchvision takes their values,
         # too.
-        known = {key: getattr(v, "value", v) for key, v in vars(value).items()} if type_ else {}
-        known.pop("canvas_size", None)  # samples have several
+        known = {
+            key: getattr(of, "value", of)
+            for key, of in vars(value).items()
+            if type_ and key != "canvas_size"  # of which samples have several
+        }
         return Field(name, "tensor", _numpy(value).dtype.str, value.ndim, type_, known)
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
         word = "array" if isinstance(value, np.ndarray) else "scalar"
         return Field(name, word, value.dtype.str, value.ndim)
-    what = f"a {kind.__name__}" + (f" of {value.dtype}" if hasattr(value, "dtype") else "")
     raise DataError(
-        f"field {name!r} is {what}, which cannot be packed; make it a tensor, an array, a number "
-        "or text"
+        f"field {name!r} is a {kind.__name__} of {getattr(value, 'dtype', 'another kind')}, which "
+        "cannot be packed; make it a tensor, an array, a number or text"
     )
 
 
@@ -180,16 +182,14 @@ def column(field: Field, values: Sequence[Any]) -> Column:
     with_canvas = [value.canvas_size for value in values if hasattr(value, "canvas_size")]
     # Memory that a worker shares: the process that writes the pack gets it without a copy.
     numbers = allocate((sum(array.nbytes for array in arrays),), np.dtype(np.uint8))
-    flat = [array.reshape(-1) for array in arrays]
-    np.concatenate(flat, out=numbers.numpy().view(field.dtype))
+    np.concatenate([array.reshape(-1) for array in arrays], out=numbers.numpy().view(field.dtype))
     return Column(numbers, shapes, np.array(with_canvas, np.int32) if with_canvas else None)
 
 
 def _stored(field: Field, value: Any) -> Numbers:
     """The numbers of a value in the stored layout; a view if possible."""
     if field.kind == "tensor":
-        array = _numpy(value)
-        return np.moveaxis(array, -3, -1) if field.channels_last else array
+        return np.moveaxis(_numpy(value), -3, -1) if field.channels_last else _numpy(value)
     if field.kind not in _CONTENT:
         return np.asarray(value, field.dtype)
     # Names of files may hold bytes that are no UTF-8.
@@ -293,7 +293,10 @@ class Pack:
             files_.addresses, files_.sizes, self.record["files"].values(), strict=True
         ):
             if size != written:
-                raise damaged(path, f"it has {size} bytes, and was written with {written}")
+                raise DataError(
+                    f"packed data is damaged: {path!r}: it has {size} bytes, and was written with "
+                    f"{written}. {_REMEDY}"
+                )
         large = files_.is_remote & (files_.sizes >= _WHOLE)
         # File -> its number, of those at an address that are fetched row by row.
         self._by_row = {files_.names[n][:-4]: n for n in np.flatnonzero(large).tolist()}
@@ -311,10 +314,10 @@ class Pack:
         pack.folder, pack.fields, pack._maps, pack._by_row = "", {}, arrays, {}
         for name, column in columns.items():
             shape = None if name in ragged else column.shapes[0].tolist()
-            # A count instead of -1, which numpy cannot work out where a shape has a 0 in it.
-            whole = (-1,) if shape is None else (len(column.shapes), *shape)
             pack.fields[name] = replace(fields[name], file=name, shape=shape)
-            arrays[name] = column.numbers.numpy().view(fields[name].dtype).reshape(whole)
+            arrays[name] = column.numbers.numpy().view(fields[name].dtype)
+            if shape is not None:
+                arrays[name] = arrays[name].reshape(len(column.shapes), *shape)
             arrays |= {f"{name}.offsets": _offsets(column.shapes), f"{name}.shapes": column.shapes}
         return pack
 
@@ -369,15 +372,14 @@ class Pack:
         # A bytearray, since torch warns of memory that may not be written to.
         return np.frombuffer(bytearray().join(self.buffers(name, rows)), self.fields[name].dtype)
 
-    def places(self, name: str, rows: Indices) -> tuple[Numbers, Indices, Indices]:
-        """Numbers of a field, 1-D, and for rows int64[n]: their offsets in these, int64[n], and
-        shapes, int64[n, ndim]. On this machine the numbers are all there are, and not copied."""
-        field, shapes = self.fields[name], self.shapes(name, rows)
-        if field.file not in self._by_row:
-            numbers = self.array(field.file).reshape(-1)
-            return numbers, (self.spans(name, rows).start - _HEADER) // numbers.itemsize, shapes
-        sizes = shapes.prod(axis=1)
-        return self._joined(name, rows), np.cumsum(sizes) - sizes, shapes
+    def pictures(self, name: str, rows: Indices) -> StoredPictures:
+        """Pictures where they lie: on this machine in the file that is mapped, not copied."""
+        shapes, file = self.shapes(name, rows), self.fields[name].file
+        if file in self._by_row:
+            starts = np.cumsum(shapes.prod(axis=1)) - shapes.prod(axis=1)
+            return StoredPictures(self._joined(name, rows), starts, *shapes.T)
+        starts = self.spans(name, rows).start - _HEADER
+        return StoredPictures(self.array(file).reshape(-1), starts, *shapes.T)
 
     def rows(self, name: str, rows: Indices) -> Numbers:
         """The numbers of a field of one shape, int64[n] -> [n, *shape], in one copy."""
@@ -423,11 +425,6 @@ class Pack:
         return Ragged(torch.from_numpy(values), torch.from_numpy(shapes[:, 0].copy()))
 
 
-def damaged(path: str, reason: object) -> DataError:
-    """The error of a pack that is not as it was written."""
-    return DataError(f"packed data is damaged: {path!r}: {reason}. {_REMEDY}")
-
-
 def is_pack(folder: Path) -> bool:
     """Whether a folder has a pack.json."""
     return (folder / RECORD).is_file()
@@ -440,11 +437,8 @@ def read_record(folder: Root) -> dict[str, Any]:
             f"{str(folder)!r} has no packed data: there is no {RECORD!r}. "
             f"`{program.text('task=pack')}` makes some."
         )
-    try:
-        content = folder.read(RECORD, lambda path, _: Path(path).read_bytes())
-        record: dict[str, Any] = json.loads(content)
-    except (OSError, ValueError) as error:
-        raise damaged(folder.path(RECORD), error) from error
+    content = folder.read(RECORD, lambda path, _: Path(path).read_bytes())
+    record: dict[str, Any] = json.loads(content)
     if record.get("version") != VERSION:
         what = f"describes packed data of version {record.get('version')}, not {VERSION}"
         raise DataError(f"{folder.path(RECORD)!r} {what}. {_REMEDY}")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -57,8 +56,6 @@ from penstock.order.seeding import Seeding, scope
 from penstock.runs.identity import fingerprint_of
 from penstock.terminal import progress, put
 from penstock.transforms.image_decoding import DecodeResizeCenterCrop
-
-_log = logging.getLogger(__name__)
 
 # Batches are as large as this, so that memory does not grow with the size of samples: there are
 # as many as workers have in hand, and they wait for the disk.
@@ -114,11 +111,12 @@ class Recipe:
         was = now if self.fields is None else self.fields
         # Numbers of another type, or a field more, would be stored as those of the first sample
         # are, or be lost, without an error.
-        for name in {**was, **now} if now != was else ():
-            if now.get(name) != was.get(name):
-                before = f"was {was.get(name)} before"
-                reason = f"field {name!r} is {now.get(name)} and {before}"
-                raise DataError(f"cannot be packed with those before it: {reason}")
+        unlike = [name for name in {**was, **now} if now.get(name) != was.get(name)]
+        if unlike:
+            raise DataError(
+                f"cannot be packed with those before it: field {unlike[0]!r} is "
+                f"{now.get(unlike[0])} and was {was.get(unlike[0])} before"
+            )
         return sample
 
 
@@ -139,11 +137,10 @@ class Encode:
             values = [sample[name] for sample in samples]
             if self.decode is None or field.kind != "file":
                 columns[name] = column(field, values)
-                continue
-            pixels = self.decode.decode_batch(values, keys, channels_last=True)
-            assert pixels is not None, "files can always be decoded in a batch"
-            shapes = np.array([pixels.shape[1:]] * len(values), np.int32)
-            columns[name] = Column(pixels.reshape(-1), shapes)
+            else:
+                pixels: Any = self.decode.decode_batch(values, keys, channels_last=True)
+                shapes = np.array([pixels.shape[1:]] * len(values), np.int32)
+                columns[name] = Column(pixels.reshape(-1), shapes)
         return columns
 
 
@@ -181,12 +178,16 @@ def pack(
     kind, reason = type(dataset).__name__, ""
     own = fingerprint or getattr(dataset, "fingerprint", "") or ""
     if is_stream(dataset) or getattr(dataset, "mixing", None) is not None:
-        reason = "has no rows of its own: a stream is only read forwards; of a mixture, pack each "
-        reason += "source, and name the packs in dataset.sources"
+        reason = (
+            "has no rows of its own: a stream is only read forwards; of a mixture, pack each "
+            "source, and name the packs in dataset.sources"
+        )
     # A pack would be found again for ever, however its data has changed.
     elif not own or key == "":
-        reason = "has no `fingerprint`, which tells when its samples differ from the packed ones; "
-        reason += "give it one (docs/own_dataset.md)"
+        reason = (
+            "has no `fingerprint`, which tells when its samples differ from the packed ones; give "
+            "it one (docs/own_dataset.md)"
+        )
     if reason:
         raise ConfigError(Problem("data.packed", f"{kind} {reason}"))
     name = _hash(["pack", VERSION, key or own, recipe.format, *recipe.shrinks])
@@ -205,8 +206,12 @@ def pack(
         folder = Path(out, split).expanduser().absolute()
         # What is in the way would be replaced, and this may be somebody's own.
         if not is_pack(folder) and folder.is_dir() and any(folder.iterdir()):
-            reason = f"{str(folder)!r} exists and is not a pack; choose another folder"
-            raise ConfigError(Problem("pack.out", reason))
+            raise ConfigError(
+                Problem(
+                    "pack.out",
+                    f"{str(folder)!r} exists and is not a pack; choose another folder",
+                )
+            )
     # One file is asked for, as not every store may be listed.
     if not address or files.remote.find([join(address, RECORD)])[0] is None:
         write = partial(_write, fetch, record, options or LoaderOptions())
@@ -216,9 +221,13 @@ def pack(
             files.remote.send(folder, address, RECORD, "pack.out")
     root = files.remote.folder(address) if address else Root(folder)
     if read_record(root)["name"] != name:
-        reason = f"{str(root)!r} holds other samples than these (another dataset, pack.size or "
-        reason += "pack.format); delete it or choose another folder"
-        raise ConfigError(Problem("pack.out", reason))
+        raise ConfigError(
+            Problem(
+                "pack.out",
+                f"{str(root)!r} holds other samples than these (another dataset, pack.size or "
+                "pack.format); delete it or choose another folder",
+            )
+        )
     return address or folder
 
 
@@ -228,21 +237,22 @@ def _hash(parts: list[object]) -> str:
 
 def _write(fetch: Fetch, record: dict[str, Any], options: LoaderOptions, folder: Path) -> None:
     """Write a pack into an empty folder."""
-    for left in folder.parent.glob(f"{folder.name.rpartition('-')[0].rpartition('-')[0]}-*"):
-        if left != folder:  # of a process that was killed; this one has the lock
-            shutil.rmtree(left, ignore_errors=True)
+    # Of processes that were killed; this one has the lock.
+    for left in {*folder.parent.glob(f"{folder.name.rsplit('-', 2)[0]}-*")} - {folder}:
+        shutil.rmtree(left, ignore_errors=True)
     dataset, recipe = fetch.dataset, fetch.transform
     sample = _first(fetch)
     fields = recipe.fields = describe(sample)
     encode = Encode(fields, recipe.decode)
-    if recipe.decode is not None:
-        squares = {
-            n: Field(n, "tensor", "|u1", 3, "Image") for n in fields if fields[n].kind == "file"
-        }
-        fields = {**fields, **squares}
+    stored = {
+        name: Field(name, "tensor", "|u1", 3, "Image")
+        if field.kind == "file" and recipe.decode is not None
+        else field
+        for name, field in fields.items()
+    }
     each = sum(len(column.numbers) for column in encode([sample]).values())
     plan = Plan(Sequential(len(dataset)), min(_BATCH_BYTES // max(each, 1) + 1, _LARGEST_BATCH))
-    writer = PackWriter(folder, fields)
+    writer = PackWriter(folder, stored)
     with (
         Loader(plan, replace(fetch, collate=encode), options, World()) as loader,
         progress(f"packing {record['split']}", len(dataset)) as show,
@@ -290,7 +300,6 @@ def opened(split: Split) -> Any:
     node: dict[str, Any] = {
         "_target_": "penstock.addons.packs.packed.Packed",
         "folder": str(pack_of(split) if folder == "auto" else folder),
-        "cache_dir": f"{split.config.cache_dir}/text",
     }
     return split.read(split.decodes, ("data.packed", node))
 
@@ -316,9 +325,12 @@ def packed(
         out: folder or address for packs; None: in `cache_dir`, by fingerprint.
     """
     if format == "encoded" and size is not None:
-        reason = f"{size} would decode the files that pack.format=encoded keeps"
         raise ConfigError(
-            Problem("pack.size", f"{reason}; set pack.size=null or pack.format=pixels")
+            Problem(
+                "pack.size",
+                f"{size} would decode the files that pack.format=encoded keeps; set pack.size=null "
+                "or pack.format=pixels",
+            )
         )
     # Undecoded where the dataset can: squares are decoded in part, and `format=encoded` keeps
     # files.
@@ -334,12 +346,12 @@ def packed(
         in_order=True,
         persistent_workers=False,
     )
-    mode, cache_dir = split.config.data.fingerprint, split.config.cache_dir
+    mode = split.config.data.fingerprint
     return pack(
         dataset,
         split.name,
         Recipe(size, square, format),
-        cache_dir,
+        split.config.cache_dir,
         out,
         how,
         None if mode == "sizes" else fingerprint_of(dataset, mode),

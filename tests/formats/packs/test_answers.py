@@ -8,7 +8,7 @@ import penstock
 from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.packing import Recipe, pack
 from penstock.build.data import DataParts
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import PenstockError
 from penstock.loading.bad_samples import path_of
 from penstock.loading.batch import batch_hash
 from penstock.loading.facts import (
@@ -48,13 +48,6 @@ class Told:
 
     def text_lengths(self, length, name):
         return np.array([length(self[row]["text"]) for row in range(30)], np.int32)
-
-
-class Several(Told):
-    """Has two texts, and counts one of them."""
-
-    def __getitem__(self, row):
-        return {**super().__getitem__(row), "other": "c" * row}
 
 
 def write_messages(root):
@@ -160,24 +153,17 @@ def of(words, *more):
 
 
 def same_answers(dataset, packed):
-    has = callable(getattr(dataset, "text_lengths", None))
-    assert callable(getattr(packed, "text_lengths", None)) == has
     assert (facts_of(packed), classes_of(packed)) == (facts_of(dataset), classes_of(dataset))
     assert packed.fingerprint == dataset.fingerprint
     tables = table_of(dataset), table_of(packed)
     if tables[0] is not None:
         pd.testing.assert_frame_equal(tables[1][[*tables[0]]], tables[0])
-    lengths = columns_of(dataset).get("length"), columns_of(packed).get("length")
-    assert [one is None for one in lengths] in ([True, True], [False, False])
-    if lengths[0] is not None:
-        assert np.array_equal(*map(np.asarray, lengths))
+    lengths = columns_of(dataset).get("length")
+    if lengths is not None:
+        assert np.array_equal(tables[1]["length"], lengths)
+    if callable(getattr(dataset, "text_lengths", None)):
+        assert [*map(len, tables[1]["text"])] == dataset.text_lengths(len, "characters").tolist()
     assert [path_of(packed, row) for row in range(9)] == [path_of(dataset, row) for row in range(9)]
-    if has:
-        for length in (len, lambda text: len(text.encode())):
-            kept = f"{length(chr(233))} bytes"
-            for again in range(2):
-                found = packed.text_lengths(length, kept)
-                assert found.tolist() == dataset.text_lengths(length, kept).tolist(), again
 
 
 @pytest.mark.one_in(13)
@@ -212,17 +198,11 @@ def test_every_sampler_reads_the_same_rows_of_it(words, sampler):
 
 def packed(dataset, tmp_path):
     folder = pack(dataset, "train", Recipe(), tmp_path, options=LoaderOptions())
-    return Packed(str(folder), cache_dir=str(tmp_path / "text"))
+    return Packed(str(folder))
 
 
 def test_so_does_that_of_a_persons_own_dataset(tmp_path):
     same_answers(Told(), packed(Told(), tmp_path))
-
-
-def test_of_several_texts_none_is_guessed(tmp_path):
-    found = packed(Several(), tmp_path)
-    with pytest.raises(ConfigError, match=r"data\.packed: .* the pack have 2 texts"):
-        found.text_lengths(len, "characters")
 
 
 @pytest.mark.thorough

@@ -200,7 +200,6 @@ def test_a_pack_is_a_dataset_by_itself(capsys, tmp_path, images):
             "image.npy.*2000 bytes.*Delete",
         ),
         (lambda folder: (folder / "label.npy").unlink(), r"label\.npy.*No such file"),
-        (lambda folder: (folder / "pack.json").write_text("{"), r"json.*damaged|damaged.*json"),
         (lambda folder: (folder / "pack.json").unlink(), "has no packed data.*task=pack"),
         (lambda folder: (folder / "pack.json").write_text("{}"), "version None, not 3"),
     ],
