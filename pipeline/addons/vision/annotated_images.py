@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ import torch
 from pydantic import Field, FiniteFloat, PositiveInt, TypeAdapter, ValidationError
 from torchvision import tv_tensors
 
-from penstock.datasets.files import Files, Root, open_root, with_endings
+from penstock.datasets.files import DataFile, Files, Root, open_root, with_endings
 from penstock.datasets.image_folder import EXTENSIONS
 from penstock.datasets.reading.base import (
     FolderDataset,
@@ -489,13 +489,15 @@ class ImageMasks(AnnotatedImages):
                 "names of masks have more than names of images."
             )
         names = np.array([os.fsencode(name) for name in found])
-        others_by_row = np.array([os.fsencode(by_stem[stem]) for stem in stems])
         rows = (
             np.arange(len(names))
             if divided
             else split_rows(names, split, val_fraction, split_seed, None, test_fraction)
         )
-        self.names, self._masks.names = names[rows], others_by_row[rows]
+        self.names, self._masks.names = (
+            names[rows],
+            np.array([os.fsencode(by_stem[stem]) for stem in stems])[rows],
+        )
         if split == "train":
             self._warn_of_absent()
 
@@ -508,28 +510,33 @@ class ImageMasks(AnnotatedImages):
                 counts += np.bincount(self._masks._read(index, self._mask).ravel(), minlength=256)
             if counts[: len(self.classes)].all():
                 return
-        absent = [name for name, count in zip(self.classes, counts, strict=False) if not count]
         # Most tools write masks of one thing as 0 and 255, of which 255 would be ignored.
-        names = ", ".join(
-            f"{name}: [{n},{n},{n}]" for name, n in zip(self.classes, (0, 255), strict=False)
-        )
+        colors = zip(self.classes, (0, 255), strict=False)
         _log.warning(
             "%s: in the masks of training that were looked at, no pixel is of the classes %s, and "
             "%.0f%% of the pixels have the ignored number %d. No run can learn them. For masks of "
             '0 and 255 set "dataset.classes={%s}".',
-            *(self._masks.folder, ", ".join(absent[:10])),
-            *(100 * counts[self.ignored] / max(counts.sum(), 1), self.ignored, names),
+            self._masks.folder,
+            ", ".join(np.array(self.classes)[counts[: len(self.classes)] == 0][:10]),
+            *(100 * counts[self.ignored] / max(counts.sum(), 1), self.ignored),
+            ", ".join(f"{name}: [{n},{n},{n}]" for name, n in colors),
         )
 
     def __getitem__(self, index: int) -> Sample:
         mask = self._masks._read(index, self._mask)
-        image = self._image(index, mask.shape, f"its mask {self._masks.path(index)!r}")
-        return {"image": image, "mask": tv_tensors.Mask(torch.from_numpy(mask))}
+        return {
+            "image": self._image(index, mask.shape, f"its mask {self._masks.path(index)!r}"),
+            "mask": tv_tensors.Mask(torch.from_numpy(mask)),
+        }
 
     @property
     def metadata(self) -> Table:
         """A row per sample: the paths of the image and of its mask."""
         return table({"path": self._paths(), "mask": self._masks._paths()})
+
+    def data_files(self) -> Iterator[DataFile]:
+        yield from super().data_files()
+        yield from self._masks.data_files()
 
     def _want(self, indices: IntArray) -> float:
         return super()._want(indices) + self._masks._want(indices)

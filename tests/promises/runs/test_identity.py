@@ -21,6 +21,7 @@ from penstock.addons.audio.recordings import SpokenDigits
 from penstock.addons.mixtures.mixture import Mixture
 from penstock.addons.tables.table import MappedTable, StreamedTable
 from penstock.addons.tars.tars import TarShards
+from penstock.addons.vision.annotated_images import ImageMasks
 from penstock.datasets.arrays import Arrays
 from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.sequences import Sequences
@@ -57,6 +58,15 @@ def images(root):
         path.parent.mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(number).integers(0, 255, (9, 9, 3), np.uint8)
         Image.fromarray(pixels).save(path, compress_level=0)
+
+
+def masks(root):
+    for number in range(12):
+        for folder in ("images", "masks"):
+            path = root / folder / f"{number:02d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(number).integers(0, 2, (9, 9), np.uint8)
+            Image.fromarray(pixels).save(path, compress_level=0)
 
 
 def arrays(root):
@@ -104,6 +114,11 @@ TEXT_OPTIONS = {"classes": ["x", "y"]}
 # Kind -> (what writes the data, what reads it, places of bytes that only a sample looks at)
 KINDS = {
     "image_folder": (images, lambda root: ImageFolder(str(root)), (60, 200)),
+    "image_masks": (
+        masks,
+        lambda root: ImageMasks(str(root), ["a", "b"], val_fraction=0.0),
+        (60, 64),
+    ),
     "arrays": (arrays, lambda root: Arrays(str(root)), (200, 15000)),
     "sequences": (sequences, lambda root: Sequences(str(root)), (200, 300)),
     "spoken_digits": (recordings, lambda root: SpokenDigits(str(root)), (0, 60)),
@@ -165,6 +180,8 @@ def test_equal_content_is_equal_wherever_it_lies_and_any_changed_byte_is_noticed
         os.utime(path, (1e9, 1e9))
     assert prints(read(there)) == before
     files = sorted({Path(file[1]) for file in read(there).data_files()})
+    if kind == "image_masks":  # all rows train
+        assert files == sorted(there.rglob("*.png"))
     draw = random.Random(kind)
     for _ in range(5):
         path, place = draw.choice(files), draw.randrange(first, last)
