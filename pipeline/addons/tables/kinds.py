@@ -61,6 +61,9 @@ class TableField:
 
 def kinds_of(kind: pa.DataType) -> tuple[Kind, ...]:
     """Kinds of fields that a column of this type can become, its own first; empty if none."""
+    # Arrow's format and pyarrow take a permutation the other way round from each other.
+    if getattr(kind, "permutation", None):
+        return ()
     while isinstance(kind, pa.BaseExtensionType):  # which means what its storage means
         kind = kind.storage_type
     if pa.types.is_dictionary(kind):

@@ -93,6 +93,15 @@ def flat(value):
     return [inner for one in value for inner in flat(one)] if isinstance(value, list) else [value]
 
 
+def test_a_tensor_type_whose_order_is_not_clear(tmp_path):
+    """As pyarrow 26 writes it, what Arrow's format says would be another tensor."""
+    values = np.arange(48).reshape(2, 2, 3, 4).transpose(0, 3, 1, 2)
+    column = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    write(tmp_path / "x.arrow", pa.table({"x": column}))
+    with pytest.raises(ConfigError, match=r"permutation=\[.*can be no field"):
+        everything(tmp_path, fields={"x": None})
+
+
 def test_the_schema_of_hugging_face(tmp_path):
     """Its features name the classes, and images lie in structs."""
     rows = [{"bytes": picture(row), "path": f"{row}.png"} for row in range(4)]
