@@ -62,7 +62,7 @@ class TableField:
 def kinds_of(kind: pa.DataType) -> tuple[Kind, ...]:
     """Kinds of fields that a column of this type can become, its own first; empty if none."""
     # Arrow's format and pyarrow take a permutation the other way round from each other.
-    if getattr(kind, "permutation", None):
+    if (order := getattr(kind, "permutation", None)) and [*order] != sorted(order):
         return ()
     while isinstance(kind, pa.BaseExtensionType):  # which means what its storage means
         kind = kind.storage_type
