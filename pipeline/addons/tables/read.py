@@ -208,7 +208,10 @@ class TableFile:
         except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
             wrong = str(error).split("\n")[0].rstrip(".")
             if not self.name.lower().endswith(ARROW):
-                wrong += "; dataset.delimiter and dataset.encoding say how it is written"
+                # No delimiter mends bytes that are no text.
+                wrong += "; set dataset.encoding" + (
+                    "" if isinstance(error, UnicodeDecodeError) else " or dataset.delimiter"
+                )
             elif isinstance(self._path, str):
                 with open(self._path, "rb") as file:
                     other = stranger(file.read(256))

@@ -201,8 +201,11 @@ def test_bad_bytes(mapped, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"delimiter": "||"}, r"only single character .*; dataset\.delimiter and"),
-        ({"encoding": "nope"}, r"unknown encoding: nope; dataset\.delimiter and dataset\.encoding"),
+        ({"delimiter": "||"}, r"only single character .*; set dataset\.encoding or"),
+        (
+            {"encoding": "nope"},
+            r"unknown encoding: nope; set dataset\.encoding or dataset\.delimiter",
+        ),
         ({"header": False}, r"no column 'text' \(there are f0, f1\)"),
         ({"classes": ["a", "a"]}, r"dataset\.classes: .*different texts"),
         ({"split": "tests"}, r"data\.split"),

@@ -56,4 +56,4 @@ def test_text_that_is_none(text, capsys):
         path.write_bytes(b"\xff\xfe")
     done = run(capsys, *TINY, "task=digest", "steps=1")
     assert done.code == 3
-    assert re.search(r"\.txt', byte 0: it is not utf-8", done.err)
+    assert re.search(r"\.txt' cannot be read: .* position 0: .*; set dataset.encoding", done.err)

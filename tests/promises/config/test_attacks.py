@@ -343,6 +343,7 @@ def attack(tmp_path, monkeypatch):
         warnings.resetwarnings()  # pytest makes errors of them
         # The folder may have been looked at in the tick of the clock in which its files were made.
         importlib.invalidate_caches()
+        sys.modules.pop("mine", None)  # of the examples of a page that this process ran before
         out = os.open(tmp_path / "events", os.O_CREAT | os.O_WRONLY)
 
         def note(event, given):
