@@ -39,6 +39,7 @@ from penstock.addons.storage.files import RecordFiles
 from penstock.datasets.files import open_root
 from penstock.errors import DataError
 from penstock.files.disk import replacing
+from penstock.files.limits import Limits
 from penstock.terminal import watched
 
 Dots = Literal["first", "last"]  # at which the name of a sample ends
@@ -58,15 +59,18 @@ class Sample(NamedTuple):
     parts: dict[str, Any]  # ending -> first and one past last byte in the archive, or content
 
 
-def read_samples(name: str, file: IO[bytes], dots: Dots) -> Iterator[Sample]:
+def read_samples(
+    name: str, file: IO[bytes], dots: Dots, limits: Limits | None = None
+) -> Iterator[Sample]:
     """The samples of an archive, in order: of a compressed one with their content.
 
     Args:
         name: for messages; its ending tells whether it is compressed.
+        limits: `record_bytes` of a member, by its header; None: any.
 
     Raises:
-        DataError: the archive is cut off or damaged, a member is no plain file, or a part occurs
-            twice. Names archive and member.
+        DataError: the archive is cut off or damaged, a member is no plain file or too large, or a
+            part occurs twice. Names archive and member.
     """
     keeps, number, where = name.lower().endswith(COMPRESSED), 0, repr(name)
     current = Sample(0, "", {})
@@ -79,16 +83,21 @@ def read_samples(name: str, file: IO[bytes], dots: Dots) -> Iterator[Sample]:
             key, ending = split_name(member.name, dots)
             if not key or member.isdir():
                 continue
-            if not member.isreg() or member.issparse():
-                raise DataError(
-                    f"{where} is a link, a device or a sparse file. Make the archive of plain ones."
-                )
+            problem = (
+                "is a link, a device or a sparse file. Make the archive of plain ones"
+                if not member.isreg() or member.issparse()
+                else "occurs twice. Make the archive with every file once"
+                if key == current.key and ending in current.parts
+                else limits.refusal("record_bytes", f"has {member.size} bytes")
+                if limits and member.size > limits.record_bytes
+                else ""
+            )
+            if problem:
+                raise DataError(f"{where} {problem}.")
             if key != current.key:
                 if current.parts:
                     yield current
                 current = Sample(current.number + bool(current.parts), key, {})
-            if ending in current.parts:
-                raise DataError(f"{where} occurs twice. Make the archive with every file once.")
             # A compressed archive cannot be read here and there later.
             span = member.offset_data, member.offset_data + member.size
             current.parts[ending] = archive.extractfile(member).read() if keeps else span
@@ -122,10 +131,12 @@ def split_name(name: str, dots: Dots) -> tuple[str, str]:
     return folder.removeprefix("./") + slash + stem if slash else stem, ending.lower()
 
 
-def make(files: RecordFiles, number: int, dots: Dots = "first") -> Index:
+def make(
+    files: RecordFiles, number: int, dots: Dots = "first", limits: Limits | None = None
+) -> Index:
     """The index of one of the archives, by reading its headers; DataError if it is damaged."""
     with files.open(number) as file:
-        samples = [*read_samples(files.addresses[number], file, dots)]
+        samples = [*read_samples(files.addresses[number], file, dots, limits)]
     parts = [part for sample in samples for part in sample.parts.items()]
     # Texts of a fixed width, which can be mapped; names within an archive are about as long.
     return {

@@ -87,7 +87,7 @@ class Tars(FileDataset):
         cache_dir: for the indexes that `IndexedTars` makes.
         files: how remote archives are fetched and kept.
         lazy: give images undecoded, for a transform that decodes; the build sets it.
-        limits: of images.
+        limits: of images, and `record_bytes` of a member, wherever archives are read through.
         test_fraction: share of the samples to keep for a test.
         dots: at which dot of a file's name that of its sample ends, "first" or "last"; None: the
             first, and names that have digits before another one are refused.
@@ -289,7 +289,9 @@ class TarShards(Tars, IterableDataset[Record]):
     def read_shard(self, shard: int) -> Iterator[Record]:
         """Samples of one archive that are in this split."""
         with self.files.open(shard) as file:
-            for sample in index.read_samples(self.files.addresses[shard], file, self._dots):
+            for sample in index.read_samples(
+                self.files.addresses[shard], file, self._dots, self._limits
+            ):
                 if self._is_own(sample.key):
                     yield shard, sample
 
@@ -331,11 +333,14 @@ class IndexedTars(Tars, Dataset[Sample]):
         if written is not None:
             return index.read(written, self.files.addresses[shard], int(self.files.sizes[shard]))
         # "2" is the form of an index; what an older version has kept is left alone.
-        key = hashlib.blake2b(f"{self.files.key(shard)} {self._dots} 2".encode(), digest_size=12)
+        key = hashlib.blake2b(
+            f"{self.files.key(shard)} {self._dots} {self._limits.record_bytes} 2".encode(),
+            digest_size=12,
+        )
         # Headers are read one by one: at an address, each block would be waited for.
         self.files.want(self.files.whole_of([shard]))
         return CacheFolder(cache_dir, key.hexdigest()).arrays(
-            "index", partial(index.make, self.files, shard, self._dots)
+            "index", partial(index.make, self.files, shard, self._dots, self._limits)
         )
 
     def _record(self, index_: int) -> Record:

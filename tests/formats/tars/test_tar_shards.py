@@ -17,6 +17,7 @@ from penstock import build_train_loader, compose
 from penstock.addons.tars.index import read_samples
 from penstock.addons.tars.tars import IndexedTars, TarShards
 from penstock.errors import ConfigError, DataError
+from penstock.files.limits import Limits
 from penstock.loading import encoded
 from tests.support.store_server import bucket
 
@@ -259,6 +260,19 @@ def test_archives_joined_by_cat(tmp_path):
 def test_members_that_are_no_plain_files(tmp_path, kind):
     content = archive([("d/x.txt", b"")], type=kind, linkname="y")
     refused(tmp_path, content, r"member 0 \('d/x\.txt'\) is a link, a device or a sparse file")
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
+def test_a_member_beyond_the_limit_is_named_before_it_is_read(tmp_path, name):
+    content = archive([*samples(1), ("d/0002.txt", b"x" * 2000)])
+    content = gzip.compress(content) if name == "x.tar.gz" else content
+    match = r"member 5 \('d/0002\.txt'\) has 2000 bytes, more than limits\.record_bytes=1999"
+    more = {"fields": {"text": "txt"}, "limits": Limits(record_bytes=1999)}
+    refused(tmp_path, content, match, name, **more)
+    assert len(read_through(tmp_path, fields=more["fields"])) == 2
+    if name == "x.tar":
+        with pytest.raises(DataError, match=match):
+            IndexedTars(str(tmp_path), cache_dir=str(tmp_path / "cache"), **more)
 
 
 def without(number, ending):
