@@ -144,7 +144,7 @@ RULES = [
             training.objective training.finetuning transforms addons.albumentations
             addons.audio.transforms addons.forecasting.objective addons.mixtures.order
             addons.pairs addons.storage.order
-            addons.tabular.models addons.tokens.byte_pairs addons.tokens.flatten
+            addons.tabular.table addons.tokens.byte_pairs addons.tokens.flatten
             addons.tokens.language_model addons.tokens.sequence_packing addons.video
             addons.vision""",
         ),

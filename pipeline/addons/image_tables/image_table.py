@@ -140,7 +140,6 @@ class ImageTable(FolderDataset):
             files=files,
             delimiter=delimiter,
             encoding=encoding,
-            separator=separator,
         )
         self.folder, names = folder.below(images), frame.texts(path)
         if not repeated:
@@ -189,8 +188,14 @@ class ImageTable(FolderDataset):
             rarest = np.where(flags, flags.sum(0), np.inf).argmin(1)
             strata = np.where(flags.any(1), rarest, flags.shape[1])
         if numbers:
-            columns = [frame.numbers(name, complete=True) for name in numbers]
-            self.fields["numbers"] = np.stack(columns, 1).astype(np.float32)
+            values = np.stack([frame.numbers(name, complete=True) for name in numbers], 1)
+            for name, beyond in zip(
+                numbers, (np.abs(values) > np.finfo(np.float32).max).T, strict=True
+            ):
+                frame.refuse(
+                    name, beyond, "is beyond float32. Correct it, or store it in other units"
+                )
+            self.fields["numbers"] = values.astype(np.float32)
         if caption is not None:
             self.fields["caption"] = np.array(frame.texts(caption), object)
         # Bytes: names of files need not be text.

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from penstock.addons.tabular.models import TableMlp
-from penstock.addons.tabular.table import Table
+from penstock.addons.tabular.table import Table, TableMlp
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import DEFAULT
 
