@@ -108,7 +108,7 @@ def ours(kind: str, url: str, cache: Path, more: list[str]) -> Iterator[Any]:
             "files": "datasets.image_folder",
             "shards": "addons.tars.tars",
             "indexed": "addons.tars.tars",
-            "packs": "addons.packs.packed",
+            "packs": "addons.packs.folder",
         }[what],
     ):
         importlib.import_module(f"penstock.{module}")

@@ -125,7 +125,7 @@ def arrays(order: str) -> Callable[[Path], Epoch]:
 
 
 def packed(root: Path) -> Epoch:
-    from penstock.addons.packs.packed import Packed
+    from penstock.addons.packs.folder import Packed
     from penstock.addons.packs.packing import Recipe, pack
     from penstock.addons.tables.table import MappedTable
 

@@ -1,5 +1,5 @@
 """Samples decoded once, into memory-mapped files.
 
-`folder` is the format: fields of samples as columns of numbers; `packed` is the dataset that reads
-a pack; `packing` writes one, and says what is done to samples before.
+`folder` is the format, fields of samples as columns of numbers, and the dataset that reads a pack;
+`packing` writes one, and says what is done to samples before.
 """

@@ -34,8 +34,8 @@ from penstock.addons.packs.folder import (
     describe,
     is_pack,
     read_record,
+    write_answers,
 )
-from penstock.addons.packs.packed import write_answers
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
 from penstock.config.targets import options
@@ -175,21 +175,30 @@ def pack(
         ConfigError: the dataset cannot be packed, or `out` holds something else.
         DataError: a sample is bad, or the pack cannot be written.
     """
-    kind, reason = type(dataset).__name__, ""
+    kind, mixing = type(dataset).__name__, getattr(dataset, "mixing", None)
+    rowless = is_stream(dataset) or mixing is not None
     own = fingerprint or getattr(dataset, "fingerprint", "") or ""
-    if is_stream(dataset) or getattr(dataset, "mixing", None) is not None:
-        reason = (
-            "has no rows of its own: a stream is only read forwards; of a mixture, pack each "
-            "source, and name the packs in dataset.sources"
-        )
-    # A pack would be found again for ever, however its data has changed.
-    elif not own or key == "":
-        reason = (
-            "has no `fingerprint`, which tells when its samples differ from the packed ones; give "
-            "it one (docs/own_dataset.md)"
-        )
-    if reason:
-        raise ConfigError(Problem("data.packed", f"{kind} {reason}"))
+    _refuse(
+        (
+            rowless,
+            "data.packed",
+            f"{kind} has no rows of its own: a stream is only read forwards; of a mixture, pack "
+            "each source, and name the packs in dataset.sources",
+        ),
+        # A pack would be found again for ever, however its data has changed.
+        (
+            not own or key == "",
+            "data.packed",
+            f"{kind} has no `fingerprint`, which tells when its samples differ from the packed "
+            "ones; give it one (docs/own_dataset.md)",
+        ),
+        (
+            not (rowless or len(dataset)),
+            "data.packed",
+            f"{kind} has no samples in the split {split!r}, so there is nothing to pack; correct "
+            "its files or its filter",
+        ),
+    )
     name = _hash(["pack", VERSION, key or own, recipe.format, *recipe.shrinks])
     # Samples that stay as they are keep their fingerprint, and so a run may go on with the pack.
     record = {
@@ -205,13 +214,13 @@ def pack(
     if out and not address:
         folder = Path(out, split).expanduser().absolute()
         # What is in the way would be replaced, and this may be somebody's own.
-        if not is_pack(folder) and folder.is_dir() and any(folder.iterdir()):
-            raise ConfigError(
-                Problem(
-                    "pack.out",
-                    f"{str(folder)!r} exists and is not a pack; choose another folder",
-                )
+        _refuse(
+            (
+                not is_pack(folder) and folder.is_dir() and any(folder.iterdir()),
+                "pack.out",
+                f"{str(folder)!r} exists and is not a pack; choose another folder",
             )
+        )
     # One file is asked for, as not every store may be listed.
     if not address or files.remote.find([join(address, RECORD)])[0] is None:
         write = partial(_write, fetch, record, options or LoaderOptions())
@@ -220,15 +229,22 @@ def pack(
         if address:
             files.remote.send(folder, address, RECORD, "pack.out")
     root = files.remote.folder(address) if address else Root(folder)
-    if read_record(root)["name"] != name:
-        raise ConfigError(
-            Problem(
-                "pack.out",
-                f"{str(root)!r} holds other samples than these (another dataset, pack.size or "
-                "pack.format); delete it or choose another folder",
-            )
+    _refuse(
+        (
+            read_record(root)["name"] != name,
+            "pack.out",
+            f"{str(root)!r} holds other samples than these (another dataset, pack.size or "
+            "pack.format); delete it or choose another folder",
         )
+    )
     return address or folder
+
+
+def _refuse(*problems: tuple[bool, str, str]) -> None:
+    """Raise ConfigError for the first of (whether it applies, key, message) that applies."""
+    for applies, key, message in problems:
+        if applies:
+            raise ConfigError(Problem(key, message))
 
 
 def _hash(parts: list[object]) -> str:
@@ -271,26 +287,26 @@ def _first(fetch: Fetch) -> dict[str, Any]:
     # Read once more without the fetch, which gives draws a seed and so would hide them.
     with scope():
         seeding.run(lambda: fetch.dataset[0])
-    refusals = {
+    _refuse(
         (
+            bool(seeding.drawn),
             "data.packed",
             f"{kind}.__getitem__ draws from {' and '.join(seeding.drawn)}; packed, its samples are "
             "the same in every epoch. Draw in a transform instead",
-        ): bool(seeding.drawn),
+        ),
         (
+            recipe.format == "encoded" and EncodedImage not in types,
             "pack.format",
             f"encoded, but {kind} gives no undecoded pictures (it takes no argument `lazy`); set "
             "pack.format=pixels",
-        ): recipe.format == "encoded" and EncodedImage not in types,
+        ),
         (
+            bool(recipe.shrinks) and types.isdisjoint({tv_tensors.Image, EncodedImage}),
             "pack.size",
             f"{recipe.size}, but samples of {kind} hold no torchvision Image; set it to null",
-        ): bool(recipe.shrinks) and types.isdisjoint({tv_tensors.Image, EncodedImage}),
-        ("data.packed", "the samples have no fields, so there is nothing to pack"): not sample,
-    }
-    for problem, applies in refusals.items():
-        if applies:
-            raise ConfigError(Problem(*problem))
+        ),
+        (not sample, "data.packed", "the samples have no fields, so there is nothing to pack"),
+    )
     return sample
 
 
@@ -298,7 +314,7 @@ def opened(split: Split) -> Any:
     """The pack of a split, given or to be made."""
     folder = split.config.data.packed
     node: dict[str, Any] = {
-        "_target_": "penstock.addons.packs.packed.Packed",
+        "_target_": "penstock.addons.packs.folder.Packed",
         "folder": str(pack_of(split) if folder == "auto" else folder),
     }
     return split.read(split.decodes, ("data.packed", node))
@@ -324,14 +340,14 @@ def packed(
         size, square, format: as in `Recipe`.
         out: folder or address for packs; None: in `cache_dir`, by fingerprint.
     """
-    if format == "encoded" and size is not None:
-        raise ConfigError(
-            Problem(
-                "pack.size",
-                f"{size} would decode the files that pack.format=encoded keeps; set pack.size=null "
-                "or pack.format=pixels",
-            )
+    _refuse(
+        (
+            format == "encoded" and size is not None,
+            "pack.size",
+            f"{size} would decode the files that pack.format=encoded keeps; set pack.size=null or "
+            "pack.format=pixels",
         )
+    )
     # Undecoded where the dataset can: squares are decoded in part, and `format=encoded` keeps
     # files.
     dataset, workers = split.read(lazy=True), split.loader_options(packing=True)

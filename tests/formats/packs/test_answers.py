@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 import penstock
-from penstock.addons.packs.packed import Packed
+from penstock.addons.packs.folder import Packed
 from penstock.addons.packs.packing import Recipe, pack
 from penstock.build.data import DataParts
 from penstock.errors import PenstockError

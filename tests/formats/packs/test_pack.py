@@ -16,8 +16,7 @@ from torch.utils.data import IterableDataset
 from torchvision import tv_tensors
 
 import penstock
-from penstock.addons.packs.folder import Pack
-from penstock.addons.packs.packed import Packed
+from penstock.addons.packs.folder import Pack, Packed
 from penstock.addons.packs.packing import Recipe, pack, pack_of
 from penstock.build.data import DataParts
 from penstock.distributed.world import World
@@ -185,6 +184,7 @@ REFUSED = {
     "no array": (lambda: Given({"x": {"nested": 1}}), {}, "field 'x' is a dict"),
     "no picture": (lambda: Given({"label": 1}), {"size": 32}, "hold no torchvision Image"),
     "no file": (lambda: Given({"label": 1}), {"format": "encoded"}, "no undecoded pictures"),
+    "no sample": (lambda: Everything(0), {}, r"data\.packed: Everything has no samples in the sp"),
     "no field": (lambda: Given({}), {}, "samples have no fields, so there is nothing to pack"),
 }
 
@@ -305,7 +305,7 @@ built = pytest.mark.skipif(native_images.module("jpeg") is None, reason="C was n
 def test_squares_are_those_of_the_decoder_of_a_part(photos):
     packed = Packed(str(pack_of(DataParts(penstock.compose(*photos), World()).train)))
     files = DataParts(penstock.compose(*photos, "transform=images_fast"), World()).train.dataset
-    assert (packed.pack.record["recipe"], len(packed)) == (["pixels", 48, True, "native"], 14)
+    assert (packed.record["recipe"], len(packed)) == (["pixels", 48, True, "native"], 14)
     assert packed.fingerprint != files.fingerprint
     step = DecodeResizeCenterCrop(48, 48)
     for row in range(len(packed)):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from penstock.addons.packs.packed import Packed
+from penstock.addons.packs.folder import Packed
 from penstock.addons.packs.packing import Recipe, pack
 from penstock.errors import DataError
 from penstock.loading.batch import hash_sample
@@ -200,6 +200,13 @@ def test_a_pack_is_a_dataset_by_itself(capsys, tmp_path, images):
             "image.npy.*2000 bytes.*Delete",
         ),
         (lambda folder: (folder / "label.npy").unlink(), r"label\.npy.*No such file"),
+        (lambda folder: (folder / "pack.json").write_text("{"), r"damaged.*pack\.json.*Delete"),
+        (
+            lambda folder: (folder / "label.npy").write_bytes(
+                b"?" * (folder / "label.npy").stat().st_size
+            ),
+            r"damaged.*label\.npy.*Delete",
+        ),
         (lambda folder: (folder / "pack.json").unlink(), "has no packed data.*task=pack"),
         (lambda folder: (folder / "pack.json").write_text("{}"), "version None, not 3"),
     ],
@@ -208,7 +215,7 @@ def test_a_damaged_pack_is_refused(tmp_path, change, message):
     folder = pack(Everything(even=True), "train", Recipe(), tmp_path)
     change(folder)
     with pytest.raises(DataError, match=message):
-        Packed(str(folder))
+        Packed(str(folder))[0]
 
 
 def test_the_other_split_is_refused(folders):

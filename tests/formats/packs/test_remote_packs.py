@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.addons.packs import packing
-from penstock.addons.packs.packed import Packed
+from penstock.addons.packs.folder import Packed
 from penstock.addons.packs.packing import Recipe
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from penstock import command
-from penstock.addons.packs.packed import Packed
+from penstock.addons.packs.folder import Packed
 from penstock.addons.storage import index as file_index
 from penstock.addons.tables.table import MappedTable, StreamedTable
 from penstock.addons.tars import index

@@ -13,7 +13,7 @@ from torchvision import tv_tensors
 
 import penstock
 from penstock.addons.filters.rows import KeptRows
-from penstock.addons.packs.packed import Packed
+from penstock.addons.packs.folder import Packed
 from penstock.addons.packs.packing import Recipe, pack
 from penstock.datasets.image_folder import ImageFolder
 from penstock.errors import DataError
