@@ -43,7 +43,6 @@ from penstock.files.disk import write_atomically
 from penstock.files.limits import DEFAULT, Limits
 from penstock.loading.collate import Ragged, kinds_of
 from penstock.loading.encoded import EncodedImage, StoredPictures, allocate
-from penstock.loading.facts import Fields, classes_of, columns_of, facts_of, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -597,38 +596,6 @@ class Packed(Pack, Dataset[dict[str, Any]]):
     def data_files(self) -> list[DataFile]:
         """The files that samples are read from: the pack's."""
         return self.files.data_files()
-
-
-def write_answers(folder: Path, dataset: Any, fields: Fields) -> dict[str, Any]:
-    """Write what `dataset` tells besides its samples; returns the entries of pack.json.
-
-    Raises:
-        DataError: a column of its table cannot be packed.
-    """
-    import pandas as pd
-    import pyarrow as pa
-
-    table, path = table_of(dataset, fields), getattr(dataset, "path", None)
-    whole = pd.DataFrame(index=range(len(dataset))) if table is None else table
-    more, lengths = dict[str, Any](), columns_of(dataset).get("length")
-    if lengths is not None and "length" not in whole:
-        more["length"] = lengths
-    if callable(path) and "path" not in whole:
-        more["path"] = [path(row) for row in range(len(dataset))]
-    try:
-        # Feather keeps no index, and rows are numbered as samples are.
-        whole.reset_index(drop=True).assign(**more).to_feather(folder / TABLE)
-    except (pa.ArrowException, ValueError) as error:
-        raise DataError(
-            f"the dataset's metadata cannot be packed: {str(error).splitlines()[0]}. Make its "
-            "columns numbers, texts or categories."
-        ) from error
-    return {
-        "reader": getattr(dataset, "reader", None),
-        "facts": facts_of(dataset, fields),
-        "classes": classes_of(dataset),
-        "text": callable(getattr(dataset, "text_lengths", None)),
-    }
 
 
 def _is_picture(field: Field) -> bool:

@@ -25,6 +25,7 @@ from torchvision.transforms import v2
 
 from penstock.addons.packs.folder import (
     RECORD,
+    TABLE,
     VERSION,
     Column,
     Field,
@@ -34,7 +35,6 @@ from penstock.addons.packs.folder import (
     describe,
     is_pack,
     read_record,
-    write_answers,
 )
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
@@ -46,7 +46,7 @@ from penstock.files.limits import Count
 from penstock.files.paths import is_remote, join
 from penstock.loading.collate import List
 from penstock.loading.encoded import EncodedImage
-from penstock.loading.facts import Fields
+from penstock.loading.facts import Fields, classes_of, columns_of, facts_of, table_of
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.workers.executors import LoaderOptions
@@ -276,7 +276,39 @@ def _write(fetch: Fetch, record: dict[str, Any], options: LoaderOptions, folder:
         for batch in loader.epoch(0):
             writer.append(dict(batch))
             show(writer.count)
-    writer.finish({**record, **write_answers(folder, dataset, fetch.fields)})
+    writer.finish({**record, **_write_answers(folder, dataset, fetch.fields)})
+
+
+def _write_answers(folder: Path, dataset: Any, fields: Fields) -> dict[str, Any]:
+    """Write what `dataset` tells besides its samples; returns the entries of pack.json.
+
+    Raises:
+        DataError: a column of its table cannot be packed.
+    """
+    import pandas as pd
+    import pyarrow as pa
+
+    table, path = table_of(dataset, fields), getattr(dataset, "path", None)
+    whole = pd.DataFrame(index=range(len(dataset))) if table is None else table
+    more, lengths = dict[str, Any](), columns_of(dataset).get("length")
+    if lengths is not None and "length" not in whole:
+        more["length"] = lengths
+    if callable(path) and "path" not in whole:
+        more["path"] = [path(row) for row in range(len(dataset))]
+    try:
+        # Feather keeps no index, and rows are numbered as samples are.
+        whole.reset_index(drop=True).assign(**more).to_feather(folder / TABLE)
+    except (pa.ArrowException, ValueError) as error:
+        raise DataError(
+            f"the dataset's metadata cannot be packed: {str(error).splitlines()[0]}. Make its "
+            "columns numbers, texts or categories."
+        ) from error
+    return {
+        "reader": getattr(dataset, "reader", None),
+        "facts": facts_of(dataset, fields),
+        "classes": classes_of(dataset),
+        "text": callable(getattr(dataset, "text_lengths", None)),
+    }
 
 
 def _first(fetch: Fetch) -> dict[str, Any]:
