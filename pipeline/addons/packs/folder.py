@@ -8,8 +8,6 @@
     table.feather           the dataset's table (`metadata`), with the `path` of each row, and its
                             `lengths`; pack.json has its `classes` and `facts`
 
-`task=pack` makes the files and `data.packed=auto` uses them (docs/loading.md).
-
 Values come back to the bit, in one copy each way. Opening takes 0.1 ms a file of any size;
 processes share the pages. At an address, numbers of large fields are read row by row, and
 everything else is fetched whole.
@@ -363,11 +361,8 @@ class Pack:
         else:
             starts = rows * math.prod(field.shape)
             stops = starts + math.prod(field.shape)
-        file, size = (
-            np.full(len(rows), self._by_row.get(field.file, -1)),
-            np.dtype(field.dtype).itemsize,
-        )
-        return Spans(file, _HEADER + starts * size, _HEADER + stops * size)
+        size, file = np.dtype(field.dtype).itemsize, self._by_row.get(field.file, -1)
+        return Spans(np.full(len(rows), file), _HEADER + starts * size, _HEADER + stops * size)
 
     def want(self, rows: Indices) -> float:
         """Rows are read soon: fetch what is missing of them; their part of `files.ahead`."""
