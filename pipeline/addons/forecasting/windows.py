@@ -67,7 +67,7 @@ class SeriesTable(FileDataset, Dataset[Sample]):
         wanted, how = [time, *texts, *values, *known], reading["format"]
         frame = read_frame(source, roles, wanted, texts=texts, files=files, **how)
         self._name, self._count = frame.name, len(values)
-        named = frame.texts(texts[0]) if texts else [""] * len(frame)
+        named = frame.texts(texts[0]) if texts else [""] * frame.table.num_rows
         # Sorted by name, so that the order of rows in the file changes no number of a series.
         names, codes = np.unique(np.array(named), return_inverse=True)
         # Stable: the rows of a series keep their order in the file, which has to be that of time.

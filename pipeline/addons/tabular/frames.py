@@ -48,7 +48,7 @@ _PLAIN = (
     *("decimal", "null", "date", "timestamp"),
 )
 _WAYS = "Correct it; of dataset=table, see dataset.missing and dataset.categories"
-MISSING, UNKNOWN, FIRST = 0, 1, 2  # indices of categories
+FIRST = 2  # index of the first category; 0 is a missing one, 1 one that training rows don't have
 _MANY = 100  # texts, all different, that are names of rows and no categories
 _CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}  # days
 
@@ -69,9 +69,6 @@ class Frame:
     marks: Sequence[str]
     decimal: str
 
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
-
     def error(self, row: int, column: str, wrong: str) -> DataError:
         """The error of a cell, which `wrong` completes: "is not a number. Correct it"."""
         value = self.table[column][row].as_py()
@@ -85,15 +82,17 @@ class Frame:
 
     def kind(self, column: str) -> Kind:
         """The kind of a column by its type, and of texts by their first cells."""
-        kind, texts = self.table[column].type, pa.array([], pa.large_string())
-        if is_text(kind):
-            # Of the first cells, so that one mistake below makes an error that names its row,
-            # instead of categories by the hundred.
-            texts = _without(self.table[column], self.marks).drop_null()[:200]
+        cells, none = self.table[column], pa.array([], pa.large_string())
+        # Of the first cells, so that one mistake below makes an error that names its row, instead
+        # of categories by the hundred.
+        texts = _without(cells, self.marks).drop_null()[:200] if is_text(cells.type) else none
         # None without a text, which is no date.
-        if pa.types.is_temporal(kind) or pc.all(pc.match_substring_regex(texts, _DATE)).as_py():
+        if (
+            pa.types.is_temporal(cells.type)
+            or pc.all(pc.match_substring_regex(texts, _DATE)).as_py()
+        ):
             return "date"
-        return "category" if len(texts) or pa.types.is_boolean(kind) else "number"
+        return "category" if len(texts) or pa.types.is_boolean(cells.type) else "number"
 
     def numbers(self, column: str, complete: bool = False) -> Floats:
         """A column of numbers, float64[N]; NaN where a value is missing, which `complete` refuses.
@@ -207,10 +206,10 @@ def read_frame(
     def chosen(names: Sequence[str]) -> list[str]:
         # One column in all is the sign of another delimiter.
         hint = "; is dataset.delimiter another one?" if len(names) == 1 else ""
-        for key, column in [(key, of) for key, role in named.items() for of in role]:
-            if column not in names:
-                reason = f"in {name!r} {no_column(column, names[:12])}{hint}"
-                raise ConfigError(Problem(f"dataset.{key}", reason))
+        for key, column in [(by, of) for by in named for of in named[by] if of not in names]:
+            raise ConfigError(
+                Problem(f"dataset.{key}", f"in {name!r} {no_column(column, names[:12])}{hint}")
+            )
         return [of for of in names if of not in exclude and (columns is None or of in columns)]
 
     def read(path: str) -> tuple[pa.Table, bool]:
@@ -355,8 +354,11 @@ def learned(
             )
         # By name and not by frequency, so that one more row moves no other index.
         categories[name] = sorted(counts.index[counts >= rare])
-    made: dict[str, Any] = {"numbers": numbers, "categories": categories}
-    return made if date_format is None else {**made, "date_format": date_format}
+    return {
+        "numbers": numbers,
+        "categories": categories,
+        **({} if date_format is None else {"date_format": date_format}),
+    }
 
 
 def _values(frame: Frame, name: str, is_date: bool, date_format: str | None) -> Floats:
@@ -368,13 +370,12 @@ def _values(frame: Frame, name: str, is_date: bool, date_format: str | None) -> 
 
 
 def encoded(
-    frame: Frame, rows: IntArray, encoding: Mapping[str, Any], is_new: bool
+    frame: Frame, rows: IntArray, encoding: Mapping[str, Any]
 ) -> tuple[list[str], dict[str, npt.NDArray[Any]]]:
     """Names of the numbers; and `numbers` float32 [n, F] and `categories` int64 [n, C] of rows.
 
     Args:
         encoding: what `learned` says of training rows.
-        is_new: whether categories that training rows don't have are logged.
 
     Raises:
         DataError: a cell is no number, or no date.
@@ -401,14 +402,6 @@ def encoded(
         name: FIRST + frame.codes(name, known)[rows]
         for name, known in encoding["categories"].items()
     }
-    # Validation rows of the same table have a few such by chance; those of another file may have
-    # another spelling of all of them.
-    for name in [name for name in codes if is_new and (codes[name] == UNKNOWN).any()]:
-        new = frame.words(name)[rows][codes[name] == UNKNOWN]
-        _log.warning(
-            "%s, column %r: %d cells have categories that training rows don't have: %s",
-            *(frame.name, name, len(new), ", ".join(sorted(map(repr, {*new}))[:10])),
-        )
     # In rows of C order, so that a batch is one gather of neighbouring bytes a row.
     return [*made], {
         field: np.ascontiguousarray(np.array([*of.values()], kind).reshape(-1, len(rows)).T)

@@ -46,7 +46,6 @@ from penstock.addons.tabular.frames import (
 )
 from penstock.datasets.files import DataFile, Files, generated_data
 from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, split_rows, table
-from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Limits, Seed
 from penstock.loading.batch import Batch
 from penstock.order.keys import IntArray, hash64
@@ -69,7 +68,6 @@ class Rows(FileDataset, Dataset[Sample]):
         rows: int64[N], those of the table that are samples.
         encoding: how they become numbers, see `learned`.
         files: access to addresses.
-        is_new: whether categories that training rows don't have are logged.
         targets: the field `target` of each row.
 
     Attributes:
@@ -87,11 +85,10 @@ class Rows(FileDataset, Dataset[Sample]):
         rows: IntArray,
         encoding: Mapping[str, Any],
         files: Files,
-        is_new: bool = True,
         targets: npt.NDArray[Any] | None = None,
     ) -> None:
         self.frame, self.rows, self.encoding, self._files = frame, rows, encoding, files
-        self.names, self._fields = encoded(frame, rows, encoding, is_new)
+        self.names, self._fields = encoded(frame, rows, encoding)
         if targets is not None:
             self._fields["target"] = targets.astype(
                 np.float32 if targets.dtype.kind == "f" else np.int64
@@ -128,12 +125,12 @@ class Rows(FileDataset, Dataset[Sample]):
 
 class Table(Rows):
     """One sample: `numbers` (float32 [F]), `categories` (int64 [C]) and `target` (int for a class,
-    float32 [] for a number, float32 [K] for several).
+    float32 [] for a number).
 
     Args:
         root: a CSV, TSV, Parquet or Arrow file, or its folder; a path or an address. Or a pandas
             frame.
-        target: the column to predict, or several of numbers.
+        target: the column to predict.
         split: "train", "val" or "test"; with a class, each gives its share to all.
         file: name of the file in the folder `root`.
         val_file: another file that validates; without one, rows of `file` do.
@@ -160,7 +157,7 @@ class Table(Rows):
     def __init__(
         self,
         root: str | pd.DataFrame,
-        target: str | Sequence[str],
+        target: str,
         split: Split = "train",
         file: str | None = None,
         val_file: str | None = None,
@@ -190,7 +187,7 @@ class Table(Rows):
             "encoding": encoding,
             "missing": missing,
         }
-        self._hidden = named = [target] if isinstance(target, str) else list(target)
+        self._hidden = named = [target]
         roles = {
             "target": named,
             "exclude": exclude,
@@ -209,7 +206,7 @@ class Table(Rows):
         frame = read_frame(
             first,
             {**roles, "columns": columns},
-            # Targets are read beside the columns that a person chose for the model.
+            # The target is read beside the columns that a person chose for the model.
             None if columns is None else [*columns, *named],
             exclude,
             texts,
@@ -226,8 +223,8 @@ class Table(Rows):
             for name in frame.table.column_names
             if name not in named
         }
-        self.classes = _classes(frame, named, kind, classes)
-        rows, targets = _targets(frame, named, self.classes, without_target)
+        self.classes = _classes(frame, target, kind, classes)
+        rows, targets = _targets(frame, target, self.classes, without_target)
         training, own = (
             split_rows(
                 len(rows),
@@ -243,13 +240,12 @@ class Table(Rows):
         )
         self._learning = kinds, categories, rare, date_format
         learnt = self._learn(frame, rows[training], targets[training])
-        is_new = split == "val" and val_file is not None
-        if is_new:
+        if split == "val" and val_file is not None:
             frame = _like(second, learnt, {"target": named}, files, self._format, texts)
-            rows, targets = _targets(frame, named, self.classes, without_target)
+            rows, targets = _targets(frame, target, self.classes, without_target)
             own = np.arange(len(rows))
         self._targets = targets[own]
-        super().__init__(frame, rows[own], learnt, files or Files(), is_new, self._targets)
+        super().__init__(frame, rows[own], learnt, files or Files(), self._targets)
 
     def _learn(self, frame: Frame, rows: IntArray, targets: npt.NDArray[Any]) -> dict[str, Any]:
         """The encoding by rows that train, and mean and deviation of their targets."""
@@ -263,8 +259,13 @@ class Table(Rows):
 
     def learn_from(self, rows: IntArray) -> None:
         """Encode by what these samples say, int64[n]: `data.split` has them train."""
-        encoding = self._learn(self.frame, self.rows[rows], self._targets[rows])
-        super().__init__(self.frame, self.rows, encoding, self._files, False, self._targets)
+        super().__init__(
+            self.frame,
+            self.rows,
+            self._learn(self.frame, self.rows[rows], self._targets[rows]),
+            self._files,
+            self._targets,
+        )
 
     @property
     def learned(self) -> dict[str, Any]:
@@ -279,7 +280,7 @@ class Table(Rows):
         # These facts come from the manifest of the run: nothing is learned of the new rows.
         encoding = learned["encoding"]
         frame = _like(root, encoding, {}, files, learned["format"])
-        return Rows(frame, np.arange(len(frame)), encoding, files or Files())
+        return Rows(frame, np.arange(frame.table.num_rows), encoding, files or Files())
 
     @property
     def metadata(self) -> pd.DataFrame:
@@ -296,7 +297,7 @@ class Table(Rows):
     @property
     def facts(self) -> dict[str, Any]:
         """For models and objectives: num_numbers, cardinalities (of each column of categories),
-        num_outputs; num_classes, or target_mean and target_scale of each number."""
+        num_outputs; num_classes, or target_mean and target_scale of a number."""
         targets = {
             "num_outputs": len(self.target_mean),
             "target_mean": self.target_mean,
@@ -341,23 +342,19 @@ def _like(
     )
 
 
-def _classes(
-    frame: Frame, targets: Sequence[str], kind: str, classes: Sequence[str] | None
-) -> list[str]:
-    """Names of the classes of the target, in order; none if it is a number, or several."""
-    if len(targets) > 1 and (classes or kind == "class"):
-        raise ConfigError(Problem("dataset.target", "several targets have to be numbers"))
+def _classes(frame: Frame, target: str, kind: str, classes: Sequence[str] | None) -> list[str]:
+    """Names of the classes of the target, in order; none if it is a number."""
     if classes is not None:
         return [*map(str, classes)]
-    if len(targets) > 1 or kind == "number":
+    if kind == "number":
         return []
     # All rows and not only those that train: a class that only validation rows have is then a
     # class that is never right, and no error in the middle of a run.
-    texts = {*frame.words(targets[0])} - {None}
+    texts = {*frame.words(target)} - {None}
     # Few whole numbers are codes of classes more often than amounts; dataset.kind decides
     # otherwise.
     whole = all(re.fullmatch(r"[+-]?\d+", text) for text in texts)
-    few = frame.kind(targets[0]) == "category" or (whole and len(texts) <= _FEW)
+    few = frame.kind(target) == "category" or (whole and len(texts) <= _FEW)
     if not few and kind != "class":
         return []
     # Whole numbers by size.
@@ -365,20 +362,19 @@ def _classes(
 
 
 def _targets(
-    frame: Frame, names: Sequence[str], classes: Sequence[str], without: str
+    frame: Frame, name: str, classes: Sequence[str], without: str
 ) -> tuple[IntArray, npt.NDArray[Any]]:
-    """The rows that have a target, and those targets: int64[n] of classes, float64[n] of a number,
-    float64[n, K] of several."""
-    if classes:
-        values: npt.NDArray[Any] = frame.codes(names[0], classes, all_known=True)
-        missing = values < 0
-    else:
-        values = np.stack([frame.numbers(name) for name in names], 1)
-        missing = np.isnan(values).any(1)
-        values = values[:, 0] if len(names) == 1 else values
+    """The rows that have a target, and these: int64[n] of classes, float64[n] of numbers."""
+    values: npt.NDArray[Any] = (
+        frame.codes(name, classes, all_known=True) if classes else frame.numbers(name)
+    )
+    missing = values < 0 if classes else np.isnan(values)
     if without == "refuse" or missing.all():
-        way = "Fill it in, or leave such rows out: dataset.without_target=skip"
-        frame.refuse(names[0], missing, f"is no target. {way}")
+        frame.refuse(
+            name,
+            missing,
+            "is no target. Fill it in, or leave such rows out: dataset.without_target=skip",
+        )
     rows: IntArray = np.flatnonzero(~missing)
     return rows, values[rows]
 
@@ -457,24 +453,34 @@ def _write(folder: Path, count: int, seed: int) -> None:
     # only the cycle of the year shows.
     of_city = random.normal(0, 0.8, 30)[city]
     new = days > 2000
-    logit = 1.6 * calls * new - 2.6 + of_city + np.array([0.8, 0.0, -0.6])[plan] * (1 + new)
-    logit += 0.03 * (age - 50) * np.where(plan == 1, 1, -1)
+    logit = (
+        1.6 * calls * new - 2.6 + of_city + np.array([0.8, 0.0, -0.6])[plan] * (1 + new)
+    ) + 0.03 * (age - 50) * np.where(plan == 1, 1, -1)
     left = random.random(count) < 1 / (1 + np.exp(-logit))
     season = 1 + 0.3 * np.sin(2 * np.pi * days / 365.2425)
-    spent = 0.02 * income * (1 + 0.5 * (plan == 2)) * season + 4.0 * age + 20 * of_city
-    spent += random.normal(0, 40, count)
-    silent, nowhere = random.random(count) < 0.1, random.random(count) < 0.05
-    customers = {
-        "age": age,
-        "income": np.where(silent, "", [f"{number:.0f}" for number in income]),
-        "plan": np.array(["basic", "family", "plus"])[plan],
-        "city": np.where(nowhere, "", [f"city {number + 1}" for number in city]),
-        "since": np.datetime64("2018-01-01") + days,
-        "calls": calls,
-        "left": np.where(left, "yes", "no"),
-        "spent": [f"{number:.2f}" for number in spent],
-    }
-    pd.DataFrame(customers).to_csv(folder / "customers.csv", index=False, lineterminator="\n")
+    spent = (
+        0.02 * income * (1 + 0.5 * (plan == 2)) * season
+        + 4.0 * age
+        + 20 * of_city
+        + random.normal(0, 40, count)
+    )
+    # The gaps are drawn last, those of incomes first.
+    pd.DataFrame(
+        {
+            "age": age,
+            "income": np.where(
+                random.random(count) < 0.1, "", [f"{number:.0f}" for number in income]
+            ),
+            "plan": np.array(["basic", "family", "plus"])[plan],
+            "city": np.where(
+                random.random(count) < 0.05, "", [f"city {number + 1}" for number in city]
+            ),
+            "since": np.datetime64("2018-01-01") + days,
+            "calls": calls,
+            "left": np.where(left, "yes", "no"),
+            "spent": [f"{number:.2f}" for number in spent],
+        }
+    ).to_csv(folder / "customers.csv", index=False, lineterminator="\n")
 
 
 class TableMlp(nn.Module):
@@ -518,8 +524,9 @@ class TableMlp(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], num_outputs))
 
     def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
-        columns = zip(self.embeddings, categories.unbind(1), strict=True)
-        vectors = [embedding(column) for embedding, column in columns]
+        vectors = [
+            embedding(categories[:, column]) for column, embedding in enumerate(self.embeddings)
+        ]
         outputs: Tensor = self.layers(torch.cat([numbers, *vectors], 1))
         return outputs
 
@@ -527,12 +534,12 @@ class TableMlp(nn.Module):
 class TableRegression(Regression):
     """Numbers of a table: the model gives them less their mean, by their deviation.
 
-    The loss compares on that scale, so that no target outweighs another and learning rates stay
-    what they are; metrics compare on the table's own. Both numbers are those of the training rows.
+    The loss compares on that scale, so that learning rates stay what they are; metrics compare on
+    the table's own. Both numbers are those of the training rows.
 
     Args:
         loss, metrics, inputs, target: as in `Supervised`.
-        target_mean, target_scale: of each target; facts of `dataset=table`.
+        target_mean, target_scale: one of each; facts of `dataset=table`.
     """
 
     def __init__(
@@ -549,8 +556,7 @@ class TableRegression(Regression):
         self._mean, self._scale = torch.tensor(target_mean), torch.tensor(target_scale)
 
     def rows(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """`predicted`: the number or the numbers, as the table would have them."""
-        outputs = outputs.reshape(len(outputs), -1)
+        """`predicted`: the number as the table would have it."""
         return outputs * self._scale.to(outputs) + self._mean.to(outputs)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:

@@ -97,7 +97,7 @@ def test_rows_are_kept_for_a_test():
     assert splits[1].rows.tolist() == Table(data, "sold", "val").rows.tolist()
 
 
-def test_new_rows_are_encoded_by_what_training_rows_said(tmp_path, caplog):
+def test_new_rows_are_encoded_by_what_training_rows_said(tmp_path):
     data, path = frame(), tmp_path / "n.csv"
     train = Table(data, "sold", exclude=["price"])
     new = data.drop(columns=["sold", "price"]).iloc[train.rows[:5]]
@@ -110,9 +110,6 @@ def test_new_rows_are_encoded_by_what_training_rows_said(tmp_path, caplog):
     # All cells stand beside a prediction as they are in the file, under a name of their own.
     cells = {"table/row": 2**53 + 1, "id": "nr 7", "city": None, "built": new["built"].iloc[2]}
     assert rows.about(2) == {"area": None, "rooms": new["rooms"].iloc[2], **cells}
-    assert "column 'city': 1 cells have categories that training rows don't have: 'paris'" in (
-        caplog.text
-    )
     new.drop(columns="area").to_csv(path, index=False)
     with pytest.raises(ConfigError, match=r"dataset\.root: .*there is no column 'area'"):
         Table.unlabelled(str(path), train.learned, None, DEFAULT)
@@ -159,10 +156,10 @@ def test_columns_are_what_they_are_said_to_be(tmp_path):
     assert data.names[0] == "day"
     assert data.classes == []
     assert Table(str(path), "y", exclude=["size", "day"]).classes == [str(n) for n in range(9)]
-    two = pd.DataFrame({"x": [1, 2, 3, 4], "y": [1.5, 2, 3, 4], "z": [4, 5, 6, np.nan]})
-    kept = Table(two, ["y", "z"], without_target="skip", val_fraction=0)
+    gaps = pd.DataFrame({"x": [1, 2, 3, 4], "z": [4, 5.5, 6, np.nan]})
+    kept = Table(gaps, "z", without_target="skip", val_fraction=0)
     assert kept.rows.tolist() == [0, 1, 2]
-    assert kept[1]["target"].tolist() == [2, 5]
+    assert kept[1]["target"].tolist() == 5.5
     rare = pd.DataFrame({"c": list("aaabbc"), "y": [0, 1, 0, 1, 0, 1]})
     assert Table(rare, "y", rare=2, val_fraction=0).encoding["categories"]["c"] == ["a", "b"]
 
@@ -222,7 +219,6 @@ def test_what_is_wrong_with_options_is_reported_with_the_key(tmp_path):
         ({"target": "prise"}, r"dataset\.target: .*no column 'prise'; did you mean 'price'"),
         ({"target": "sold", "exclude": ["pric"]}, r"dataset\.exclude: .*no column 'pric'"),
         ({"target": "sold", "numbers": ["area"], "dates": ["area"]}, r"also dataset\.numbers"),
-        ({"target": ["sold", "price"], "kind": "class"}, "several targets have to be numbers"),
     ):
         with pytest.raises(ConfigError, match=message):
             Table(data, **options)
