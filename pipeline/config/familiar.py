@@ -203,6 +203,7 @@ GONE: dict[str, str] = {
     "loader.max_memory": "set loader.num_workers and loader.prefetch_factor",
     "loader.num_workers=tuned": "loader.num_workers=auto, or the line that task=profile prints",
     "loader.pin_memory_device": "leave it out; the current accelerator is used",
+    "pack.square": "leave it out; pack.size gives squares, and pack.size=null every shape",
     "pack.decoder": "leave it out; squares of image files are made as transform=images_fast does",
     "loader.share": "pack the data once with task=pack",
     "loader.share_size": "pack the data once with task=pack",

@@ -68,8 +68,8 @@ class Recipe:
     """What is done to samples before they are packed; a transform.
 
     Args:
-        size: pixels of the shorter side of every picture; None leaves samples as they are.
-        square: cut a square out of the middle after that.
+        size: pixels of the side of every picture, the middle square of it; None leaves samples as
+            they are.
         format: "pixels", or "encoded" for the files that pictures come from.
 
     Attributes:
@@ -80,25 +80,20 @@ class Recipe:
     keyed = True  # nothing is drawn
 
     def __init__(
-        self,
-        size: int | None = None,
-        square: bool = True,
-        format: Literal["pixels", "encoded"] = "pixels",
+        self, size: int | None = None, format: Literal["pixels", "encoded"] = "pixels"
     ) -> None:
         self.size, self.format, self.shrinks = size, format, list[object]()
         self.fields: dict[str, Field] | None = None
-        self.decode: DecodeResizeCenterCrop | None = None
-        if size is not None:
-            cut = [v2.CenterCrop(size)] if square else []
-            self._resize = v2.Compose([v2.Resize(size, antialias=True), *cut])
-            self.decode = DecodeResizeCenterCrop(size) if square else None
-            # Pixels differ by rounding from one decoder to another.
-            self.shrinks = [size, square, self.decode and self.decode.decoder]
+        self.decode = DecodeResizeCenterCrop(size) if size is not None else None
+        if self.decode:
+            self._resize = v2.Compose([v2.Resize(size, antialias=True), v2.CenterCrop(size)])
+            # Pixels differ by rounding from one decoder to another. True: squares.
+            self.shrinks = [size, True, self.decode.decoder]
 
     def __call__(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
         """The sample to be packed; DataError if its fields are not those of the others."""
         # Points and boxes have to move along, which torchvision's transforms do. Files alone stay
-        # files where squares are wanted: `Encode` decodes them, a batch at once.
+        # files where squares are wanted: `encode` decodes them, a batch at once.
         moving = any(isinstance(value, tv_tensors.TVTensor) for value in sample.values())
         if self.format == "pixels" and (moving or self.decode is None):
             sample = {
@@ -120,28 +115,25 @@ class Recipe:
         return sample
 
 
-class Encode:
+def encode(
+    fields: Mapping[str, Field], decode: DecodeResizeCenterCrop | None, samples: Sequence[Any]
+) -> dict[str, Any]:
     """Samples with these fields to a `Column` for each: a collate function.
 
     Args:
         decode: makes squares of the files of pictures, uint8 [size, size, 3], a batch in one call
             of C, straight into the column: one by one it takes half as long again.
     """
-
-    def __init__(self, fields: Mapping[str, Field], decode: DecodeResizeCenterCrop | None) -> None:
-        self.fields, self.decode = fields, decode
-
-    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
-        columns, keys = dict[str, Any](), np.zeros(len(samples), np.uint64)
-        for name, field in self.fields.items():
-            values = [sample[name] for sample in samples]
-            if self.decode is None or field.kind != "file":
-                columns[name] = column(field, values)
-            else:
-                pixels: Any = self.decode.decode_batch(values, keys, channels_last=True)
-                shapes = np.array([pixels.shape[1:]] * len(values), np.int32)
-                columns[name] = Column(pixels.reshape(-1), shapes)
-        return columns
+    columns, keys = dict[str, Any](), np.zeros(len(samples), np.uint64)
+    for name, field in fields.items():
+        values = [sample[name] for sample in samples]
+        if decode is None or field.kind != "file":
+            columns[name] = column(field, values)
+        else:
+            pixels: Any = decode.decode_batch(values, keys, channels_last=True)
+            shapes = np.array([pixels.shape[1:]] * len(values), np.int32)
+            columns[name] = Column(pixels.reshape(-1), shapes)
+    return columns
 
 
 def pack(
@@ -259,18 +251,18 @@ def _write(fetch: Fetch, record: dict[str, Any], options: LoaderOptions, folder:
     dataset, recipe = fetch.dataset, fetch.transform
     sample = _first(fetch)
     fields = recipe.fields = describe(sample)
-    encode = Encode(fields, recipe.decode)
+    collate = partial(encode, fields, recipe.decode)
     stored = {
         name: Field(name, "tensor", "|u1", 3, "Image")
         if field.kind == "file" and recipe.decode is not None
         else field
         for name, field in fields.items()
     }
-    each = sum(len(column.numbers) for column in encode([sample]).values())
+    each = sum(len(column.numbers) for column in collate([sample]).values())
     plan = Plan(Sequential(len(dataset)), min(_BATCH_BYTES // max(each, 1) + 1, _LARGEST_BATCH))
     writer = PackWriter(folder, stored)
     with (
-        Loader(plan, replace(fetch, collate=encode), options, World()) as loader,
+        Loader(plan, replace(fetch, collate=collate), options, World()) as loader,
         progress(f"packing {record['split']}", len(dataset)) as show,
     ):
         for batch in loader.epoch(0):
@@ -362,14 +354,13 @@ def packed(
     split: Split,
     /,
     size: Count | None = None,
-    square: bool = True,
     format: Literal["pixels", "encoded"] = "pixels",
     out: str | None = None,
 ) -> Path | str:
     """As `pack_of`, of the section `pack`.
 
     Args:
-        size, square, format: as in `Recipe`.
+        size, format: as in `Recipe`.
         out: folder or address for packs; None: in `cache_dir`, by fingerprint.
     """
     _refuse(
@@ -398,7 +389,7 @@ def packed(
     return pack(
         dataset,
         split.name,
-        Recipe(size, square, format),
+        Recipe(size, format),
         split.config.cache_dir,
         out,
         how,

@@ -203,9 +203,6 @@ def test_pictures_are_made_smaller_with_their_points(tmp_path):
     packed = Packed(str(folder))
     assert {tuple(packed[row]["image"].shape) for row in range(20)} == {(3, 6, 6)}
     assert packed[3]["points"].canvas_size == (6, 6)
-    wide = pack(Everything(), "train", Recipe(size=6, square=False), tmp_path, options=MAIN)
-    assert {min(Packed(str(wide))[row]["image"].shape[1:]) for row in range(20)} == {6}
-    assert wide != folder
 
 
 @pytest.fixture

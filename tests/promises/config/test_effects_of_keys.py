@@ -55,14 +55,6 @@ DATA = {
         "+model.in_features=48",
         *SMALL,
     ],
-    "photographs": [
-        "dataset=image_folder",
-        "dataset.root=photographs",
-        "transform=none",
-        "model=linear",
-        "+model.in_features=48",
-        *SMALL,
-    ],
     "sequences": ["dataset=sequences", "dataset.count=20"],
 }
 
@@ -218,7 +210,6 @@ ROWS = {
     "limits.record_bytes": Row(("100000", "900"), "pictures", words=SKIP),
     "limits.pixels": Row(("1000", "300"), "pictures", words=SKIP),
     "pack.size": Row(("8", "12"), "pictures", words=PACKED),
-    "pack.square": Row(("true", "false"), "photographs", words=PACKED),
     "pack.format": Row(
         ("pixels", "encoded"),
         "pictures",
@@ -390,10 +381,6 @@ def room(tmp_path_factory):
         side = 16 if number % 5 else 24
         pixels = draw.integers(0, 256, (side, side, 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
-        folder = place / "photographs" / "ab"[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = draw.integers(0, 256, (6, 8, 3), np.uint8).repeat(16, 0).repeat(16, 1)
-        Image.fromarray(pixels).save(folder / f"{number}.jpg")
     return place
 
 
