@@ -15,7 +15,6 @@ everything else is fetched whole.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -86,7 +85,7 @@ class Field:
         dtype: of its numbers, as numpy writes it; "|u1" for text and files.
         ndim: dimensions of one value.
         type: torchvision's type: "Image", "KeyPoints" ...; "" for none.
-        attributes: of that type, such as {"format": "XYXY"}.
+        attributes: of that type, such as {"format": "XYXY"}; None for none.
         file: in a pack, the file of its numbers, without the ending.
         shape: in a pack, of the stored numbers of a sample; None where samples have several.
     """
@@ -96,12 +95,12 @@ class Field:
     dtype: str
     ndim: int
     type: str = ""
-    attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    attributes: Mapping[str, str] | None = None
     file: str = ""
     shape: Sequence[int] | None = None
 
     def __str__(self) -> str:
-        kind, shown = self.type or self.kind, dict(self.attributes) or ""
+        kind, shown = self.type or self.kind, self.attributes or ""
         return f"{kind} of {np.dtype(self.dtype)}, {self.ndim} dimension(s) {shown}".rstrip()
 
     @property
@@ -113,10 +112,14 @@ class Field:
         """
         return self.type == "Image" and self.ndim == 3
 
+    @property
+    def is_picture(self) -> bool:
+        """Whether these are decoded pictures, uint8 [3, H, W]."""
+        return self.channels_last and self.dtype == "|u1"
+
     def tensor(self, stored: Numbers) -> torch.Tensor:
         """Stored numbers [..., *shape] as the tensor that a sample or a batch of them holds."""
-        made = torch.from_numpy(stored)
-        return made.movedim(-1, -3) if self.channels_last else made
+        return torch.from_numpy(np.moveaxis(stored, -1, -3) if self.channels_last else stored)
 
     def value(self, stored: Numbers, canvas: Sequence[int] | None = None) -> Any:
         """The numbers of one sample as the value that it had; they are shared."""
@@ -124,7 +127,7 @@ class Field:
             return stored[()] if self.kind == "scalar" else np.asarray(stored)
         size = {} if canvas is None else {"canvas_size": tuple(canvas)}
         tensor = self.tensor(np.asarray(stored))
-        return _TYPES[self.type](tensor, **self.attributes, **size) if self.type else tensor
+        return _TYPES[self.type](tensor, **self.attributes or {}, **size) if self.type else tensor
 
 
 def describe(sample: Mapping[str, Any]) -> dict[str, Field]:
@@ -150,8 +153,8 @@ def _field(name: str, value: Any) -> Field:
         }
         return Field(name, "tensor", _numpy(value).dtype.str, value.ndim, type_, known)
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
-        word = "array" if isinstance(value, np.ndarray) else "scalar"
-        return Field(name, word, value.dtype.str, value.ndim)
+        is_array = isinstance(value, np.ndarray)
+        return Field(name, "array" if is_array else "scalar", value.dtype.str, value.ndim)
     raise DataError(
         f"field {name!r} is a {kind.__name__} of {getattr(value, 'dtype', 'another kind')}, which "
         "cannot be packed; make it a tensor, an array, a number or text"
@@ -247,9 +250,9 @@ class PackWriter:
             with path.open("rb") as file:
                 os.fsync(file.fileno())  # pack.json must not be on the disk before they are
             sizes[path.name] = path.stat().st_size
-        whole = {"version": VERSION, "count": self.count, **record}
-        content = json.dumps({**whole, "fields": fields, "files": sizes}, indent=1)
-        write_atomically(self.folder / RECORD, content.encode())
+        content = {"version": VERSION, "count": self.count, **record, "fields": fields}
+        whole = json.dumps({**content, "files": sizes}, indent=1)
+        write_atomically(self.folder / RECORD, whole.encode())
 
     def _finished(self, name: str) -> dict[str, Any]:
         """The entry of a field, when the rest of its files is written."""
@@ -266,9 +269,9 @@ class PackWriter:
         # Not by numpy's function, which gives a header of as many bytes as its content needs: there
         # is room for one of this size, as the numbers are written already.
         described = {"descr": field.dtype, "fortran_order": False, "shape": whole}
-        start = np.lib.format.MAGIC_PREFIX + bytes([1, 0, _HEADER - 10, 0])
         with self._path(name).open("r+b") as file:
-            file.write(start + repr(described).encode().ljust(_HEADER - 11) + b"\n")
+            file.write(np.lib.format.MAGIC_PREFIX + bytes([1, 0, _HEADER - 10, 0]))
+            file.write(repr(described).encode().ljust(_HEADER - 11) + b"\n")
         return asdict(replace(field, shape=shape))
 
 
@@ -305,9 +308,11 @@ class Pack:
                     f"packed data is damaged: {path!r}: it has {size} bytes, and was written with "
                     f"{written}. {_REMEDY}"
                 )
-        large = files_.is_remote & (files_.sizes >= _WHOLE)
         # File -> its number, of those at an address that are fetched row by row.
-        self._by_row = {files_.names[n][:-4]: n for n in np.flatnonzero(large).tolist()}
+        self._by_row = {
+            files_.names[number][:-4]: number
+            for number in np.flatnonzero(files_.is_remote & (files_.sizes >= _WHOLE)).tolist()
+        }
 
     @classmethod
     def in_memory(
@@ -359,8 +364,7 @@ class Pack:
             offsets = self.array(f"{field.file}.offsets")
             starts, stops = offsets[rows], offsets[rows + 1]
         else:
-            starts = rows * math.prod(field.shape)
-            stops = starts + math.prod(field.shape)
+            starts, stops = (row * math.prod(field.shape) for row in (rows, rows + 1))
         size, file = np.dtype(field.dtype).itemsize, self._by_row.get(field.file, -1)
         return Spans(np.full(len(rows), file), _HEADER + starts * size, _HEADER + stops * size)
 
@@ -386,10 +390,10 @@ class Pack:
         """Pictures where they lie: on this machine in the file that is mapped, not copied."""
         shapes, file = self.shapes(name, rows), self.fields[name].file
         if file in self._by_row:
-            starts = np.cumsum(shapes.prod(axis=1)) - shapes.prod(axis=1)
-            return StoredPictures(self._joined(name, rows), starts, *shapes.T)
-        starts = self.spans(name, rows).start - _HEADER
-        return StoredPictures(self.array(file).reshape(-1), starts, *shapes.T)
+            numbers, starts = self._joined(name, rows), np.cumsum([0, *shapes.prod(axis=1)[:-1]])
+        else:
+            numbers, starts = self.array(file).reshape(-1), self.spans(name, rows).start - _HEADER
+        return StoredPictures(numbers, starts, *shapes.T)
 
     def rows(self, name: str, rows: Indices) -> Numbers:
         """The numbers of a field of one shape, int64[n] -> [n, *shape], in one copy."""
@@ -413,9 +417,9 @@ class Pack:
             # Copies: transforms write into samples, and the map of a file is only to be read.
             parts = zip(self.buffers(name, rows), self.shapes(name, rows), strict=True)
             stored = [np.frombuffer(bytearray(of), field.dtype).reshape(size) for of, size in parts]
-        if field.type not in ("KeyPoints", "BoundingBoxes"):
-            return [*map(field.value, stored)]
-        return [*map(field.value, stored, self.array(f"{field.file}.canvas")[rows].tolist())]
+        has_canvas = field.type in ("KeyPoints", "BoundingBoxes")
+        canvases = [self.array(f"{field.file}.canvas")[rows].tolist()] if has_canvas else []
+        return [*map(field.value, stored, *canvases)]
 
     def gathered(self, name: str, rows: Indices) -> torch.Tensor | Ragged | list[Any]:
         """A field of a batch: [n, ...], lists of unequal lengths, or texts.
@@ -431,13 +435,10 @@ class Pack:
         # Samples may differ so, images of several sizes for one; batches that are gathered may not.
         if (shapes[:, 1:] != shapes[:1, 1:]).any():
             raise DataError(f"field {name!r} has rows of several shapes: {shapes.tolist()[:8]}")
-        values = self._joined(name, rows).reshape(-1, *shapes[0, 1:])
-        return Ragged(torch.from_numpy(values), torch.from_numpy(shapes[:, 0].copy()))
-
-
-def is_pack(folder: Path) -> bool:
-    """Whether a folder has a pack.json."""
-    return (folder / RECORD).is_file()
+        return Ragged(
+            torch.from_numpy(self._joined(name, rows).reshape(-1, *shapes[0, 1:])),
+            torch.from_numpy(shapes[:, 0].copy()),
+        )
 
 
 def read_record(folder: Root) -> dict[str, Any]:
@@ -447,9 +448,10 @@ def read_record(folder: Root) -> dict[str, Any]:
             f"{str(folder)!r} has no packed data: there is no {RECORD!r}. "
             f"`{program.text('task=pack')}` makes some."
         )
-    content = folder.read(RECORD, lambda path, _: Path(path).read_bytes())
     try:
-        record: dict[str, Any] = json.loads(content)
+        record: dict[str, Any] = json.loads(
+            folder.read(RECORD, lambda at, _: Path(at).read_bytes())
+        )
     except ValueError as error:
         raise DataError(
             f"packed data is damaged: {folder.path(RECORD)!r}: {error}. {_REMEDY}"
@@ -496,18 +498,16 @@ class Packed(Pack, Dataset[dict[str, Any]]):
     ) -> None:
         self.limits, self.lazy = limits, lazy
         at = open_root(folder, "a pack", files)
-        is_one = at.first_missing([RECORD]) is None
-        super().__init__(at if is_one else at.below(split))
-        record = self.record
+        super().__init__(at if at.first_missing([RECORD]) is None else at.below(split))
         # A pack of the training split, named by its own folder, would validate the model as well.
-        if record["split"] != split:
+        if (own := self.record["split"]) != split:
             raise DataError(
-                f"{folder!r} holds the split {record['split']!r}, not {split!r}; name the folder "
+                f"{folder!r} holds the split {own!r}, not {split!r}; name the folder "
                 "that both are in, as task=pack writes them with pack.out"
             )
-        self.reader: str = record["reader"] or "torchvision"
-        self.facts, self.classes = record["facts"], record["classes"]
-        self.fingerprint: str = record["fingerprint"]
+        self.reader: str = self.record["reader"] or "torchvision"
+        self.facts, self.classes = self.record["facts"], self.record["classes"]
+        self.fingerprint: str = self.record["fingerprint"]
 
     def __len__(self) -> int:
         return self.count
@@ -545,7 +545,7 @@ class Packed(Pack, Dataset[dict[str, Any]]):
         """Whether `fetch_batch` can leave pictures in place: there are some, and no points."""
         fields = self.fields.values()
         # Points and boxes are told the size of their picture, which is known when it is copied.
-        rest = [field for field in fields if not _is_picture(field)]
+        rest = [field for field in fields if not field.is_picture]
         return len(rest) < len(fields) and all(
             field.kind in _NUMBERS and not field.type and field.shape is not None for field in rest
         )
@@ -561,7 +561,7 @@ class Packed(Pack, Dataset[dict[str, Any]]):
         rows = np.asarray(indices, dtype=np.int64)
         return {
             name: self.pictures(name, rows)
-            if in_place and _is_picture(field)
+            if in_place and field.is_picture
             else self.gathered(name, rows)
             for name, field in self.fields.items()
         }
@@ -578,10 +578,9 @@ class Packed(Pack, Dataset[dict[str, Any]]):
 
         table = pd.read_feather(self.files.path(self.files.names.index(TABLE)))
         # Texts whose tokens the dataset counts: a column of characters would give other blocks.
-        names = [name for name, of in self.fields.items() if of.kind == "str" and name not in table]
-        if self.record["text"]:
-            rows = np.arange(len(self))
-            table = table.assign(**{name: self.values(name, rows) for name in names})
+        for name, field in self.fields.items() if self.record["text"] else ():
+            if field.kind == "str" and name not in table:
+                table[name] = self.values(name, np.arange(len(self)))
         return table if len(table.columns) else None
 
     def names_fingerprint(self) -> str:
@@ -591,8 +590,3 @@ class Packed(Pack, Dataset[dict[str, Any]]):
     def data_files(self) -> list[DataFile]:
         """The files that samples are read from: the pack's."""
         return self.files.data_files()
-
-
-def _is_picture(field: Field) -> bool:
-    """Whether a field holds decoded pictures, uint8 [3, H, W]."""
-    return field.channels_last and field.dtype == "|u1"

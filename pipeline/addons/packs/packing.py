@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from torchvision import tv_tensors
@@ -33,7 +33,6 @@ from penstock.addons.packs.folder import (
     PackWriter,
     column,
     describe,
-    is_pack,
     read_record,
 )
 from penstock.build.data import DataParts, Split
@@ -131,8 +130,9 @@ def encode(
             columns[name] = column(field, values)
         else:
             pixels: Any = decode.decode_batch(values, keys, channels_last=True)
-            shapes = np.array([pixels.shape[1:]] * len(values), np.int32)
-            columns[name] = Column(pixels.reshape(-1), shapes)
+            columns[name] = Column(
+                pixels.reshape(-1), np.array([pixels.shape[1:]] * len(values), np.int32)
+            )
     return columns
 
 
@@ -208,15 +208,19 @@ def pack(
         # What is in the way would be replaced, and this may be somebody's own.
         _refuse(
             (
-                not is_pack(folder) and folder.is_dir() and any(folder.iterdir()),
+                folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file(),
                 "pack.out",
                 f"{str(folder)!r} exists and is not a pack; choose another folder",
             )
         )
     # One file is asked for, as not every store may be listed.
     if not address or files.remote.find([join(address, RECORD)])[0] is None:
-        write = partial(_write, fetch, record, options or LoaderOptions())
-        generated_folder(folder, write, "cache_dir (or pack.out)", is_pack)
+        generated_folder(
+            folder,
+            partial(_write, fetch, record, options or LoaderOptions()),
+            "cache_dir (or pack.out)",
+            lambda made: (made / RECORD).is_file(),
+        )
         # Made on this machine first: headers are written last, and a store takes files as a whole.
         if address:
             files.remote.send(folder, address, RECORD, "pack.out")
@@ -248,8 +252,7 @@ def _write(fetch: Fetch, record: dict[str, Any], options: LoaderOptions, folder:
     # Of processes that were killed; this one has the lock.
     for left in {*folder.parent.glob(f"{folder.name.rsplit('-', 2)[0]}-*")} - {folder}:
         shutil.rmtree(left, ignore_errors=True)
-    dataset, recipe = fetch.dataset, fetch.transform
-    sample = _first(fetch)
+    dataset, recipe, sample = fetch.dataset, fetch.transform, _first(fetch)
     fields = recipe.fields = describe(sample)
     collate = partial(encode, fields, recipe.decode)
     stored = {
@@ -282,14 +285,14 @@ def _write_answers(folder: Path, dataset: Any, fields: Fields) -> dict[str, Any]
 
     table, path = table_of(dataset, fields), getattr(dataset, "path", None)
     whole = pd.DataFrame(index=range(len(dataset))) if table is None else table
-    more, lengths = dict[str, Any](), columns_of(dataset).get("length")
-    if lengths is not None and "length" not in whole:
-        more["length"] = lengths
-    if callable(path) and "path" not in whole:
-        more["path"] = [path(row) for row in range(len(dataset))]
+    more = {
+        "length": columns_of(dataset).get("length"),
+        "path": [*map(path, range(len(dataset)))] if callable(path) else None,
+    }
+    new = {name: of for name, of in more.items() if of is not None and name not in whole}
     try:
         # Feather keeps no index, and rows are numbered as samples are.
-        whole.reset_index(drop=True).assign(**more).to_feather(folder / TABLE)
+        whole.reset_index(drop=True).assign(**new).to_feather(folder / TABLE)
     except (pa.ArrowException, ValueError) as error:
         raise DataError(
             f"the dataset's metadata cannot be packed: {str(error).splitlines()[0]}. Make its "
@@ -337,7 +340,7 @@ def _first(fetch: Fetch) -> dict[str, Any]:
 def opened(split: Split) -> Any:
     """The pack of a split, given or to be made."""
     folder = split.config.data.packed
-    node: dict[str, Any] = {
+    node = {
         "_target_": "penstock.addons.packs.folder.Packed",
         "folder": str(pack_of(split) if folder == "auto" else folder),
     }
@@ -346,8 +349,7 @@ def opened(split: Split) -> Any:
 
 def pack_of(split: Split) -> Path | str:
     """The folder or address of the split's pack, which is made if it does not exist."""
-    made: Path | str = options(split.config, "pack", split)
-    return made
+    return cast(Path | str, options(split.config, "pack", split))
 
 
 def packed(
@@ -374,18 +376,18 @@ def packed(
     # Undecoded where the dataset can: squares are decoded in part, and `format=encoded` keeps
     # files.
     dataset, workers = split.read(lazy=True), split.loader_options(packing=True)
-    # Threads where decoders release the interpreter's lock, since processes copy pixels.
-    threads = str(getattr(dataset, "reader", "")).startswith("torchvision")
     how = replace(
         workers,
-        backend="thread" if threads else "process",
+        # Threads where decoders release the interpreter's lock, since processes copy pixels.
+        backend="thread"
+        if str(getattr(dataset, "reader", ""))[:11] == "torchvision"
+        else "process",
         num_workers=workers.num_workers or usable_cpus(),
         pin_memory=False,
         # Rows keep their numbers: those of a pack are those of its dataset.
         in_order=True,
         persistent_workers=False,
     )
-    mode = split.config.data.fingerprint
     return pack(
         dataset,
         split.name,
@@ -393,7 +395,9 @@ def packed(
         split.config.cache_dir,
         out,
         how,
-        None if mode == "sizes" else fingerprint_of(dataset, mode),
+        None
+        if (mode := split.config.data.fingerprint) == "sizes"
+        else fingerprint_of(dataset, mode),
         split.data.fields,
         split.cache_key(dataset),
         options(split.config, "files"),
@@ -404,6 +408,5 @@ def run(config: Config) -> None:
     """Pack `config.split`."""
     data, name = DataParts(config, World()), str(config.split)
     for split in data.splits if name == "both" else [getattr(data, name)]:
-        folder = pack_of(split)
-        pack = Pack(folder, options(config, "files"))
+        pack = Pack(folder := pack_of(split), options(config, "files"))
         put(f"{split.name} {pack.count} samples {pack.files.sizes.sum()} bytes {folder}")

@@ -262,7 +262,9 @@ def test_a_header_that_promises_too_much_is_refused(tmp_path):
 
 def test_without_the_native_decoder(monkeypatch):
     monkeypatch.setattr(native_images, "module", lambda name: None)
+    monkeypatch.setattr(image_decoding, "notices", notices := {})  # of the process, later tests too
     assert DecodeRandomResizedCrop(8).decoder == "pure"
+    assert "decoded in Python" in notices["decoder"]
     with pytest.raises(ConfigError, match=r"'native' was not built: .*libjpeg-dev.*decoder=pure"):
         DecodeRandomResizedCrop(8, decoder="native")
 
