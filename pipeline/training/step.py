@@ -245,7 +245,7 @@ class TrainStep:
         self.pending = True
         # As `(losses.sum() / divisor).backward()`, which costs 50 us more. `backward(gradient)`
         # imports sympy to compare shapes, 0.7 s at first.
-        gradient = self.scaler.scale(losses.new_full((), 1 / self._divisor)).expand_as(losses)
+        gradient = self.scaler.scale(torch.full_like(losses, 1 / self._divisor))
         flags = {"allow_unreachable": True, "accumulate_grad": True}
         run_backward((losses,), (gradient,), False, False, (), **flags)
         return losses.detach()
