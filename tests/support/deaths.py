@@ -206,7 +206,8 @@ def children():
     pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     names = {(pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in pids}
     helpers = b"resource_tracker", b"forkserver", b"tests.warm_server"
-    return {one for one in names if not any(helper in one[1] for helper in helpers)}
+    # One without a command line has ended, and nobody has waited for it yet.
+    return {one for one in names if one[1] and not any(helper in one[1] for helper in helpers)}
 
 
 def files_of(pid):
