@@ -157,11 +157,12 @@ class Client:
                     local.opened, local.pid = self._connect(), os.getpid()
                 local.opened.send((name, *arguments))
                 result = local.opened.recv() if name != "want" else None
+            except (OSError, EOFError):  # it was killed, as by a lack of memory
+                local.pid = None
+            else:  # also an OSError of its own, with which it has not ended
                 if isinstance(result, Exception):
                     raise result
                 return result
-            except (OSError, EOFError):  # it was killed, as by a lack of memory
-                local.pid = None
         raise DataError(
             "the process that fetches files ended again and again; see its messages above, or "
             "whether this machine has memory left"

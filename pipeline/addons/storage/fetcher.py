@@ -375,10 +375,13 @@ class Fetcher:
         with suppress(EOFError, ConnectionError):
             while True:
                 name, *arguments = client.recv()
-                work = getattr(self, name)(*arguments)
-                future = asyncio.run_coroutine_threadsafe(work, self._loop)
-                if name != "want":  # which nobody waits for
+                future = asyncio.run_coroutine_threadsafe(
+                    getattr(self, name)(*arguments), self._loop
+                )
+                if name != "want":
                     client.send(future.exception() or future.result())
+                else:  # without an answer: an error ends this thread, which prints it
+                    future.result()
 
 
 async def _run() -> None:

@@ -110,7 +110,8 @@ class RecordFiles:
         names = [name for name in addresses if kinds[name] == kind]
         if not names:
             raise DataError(
-                f"dataset.root: {root!r} has files for validation ({next(iter(addresses))!r}) "
+                f"dataset.root: {root!r} has files for validation ("
+                f"{next(name for name in addresses if kinds[name] == 'val')!r}) "
                 "and none whose name begins with 'train'. Add or rename them."
             )
         made = cls([addresses[name] for name in names], names, files)

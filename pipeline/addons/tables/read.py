@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Literal
 
 import pyarrow as pa
@@ -45,7 +45,8 @@ class Csv:
 
     Attributes:
         delimiter: of columns; None is a comma for `.csv`, else a tab.
-        header: whether the first record names the columns; None: it does without `columns`.
+        header: whether the first record names the columns; None: it does without `columns`, and if
+            it is equal to them.
         columns: names of all columns, in order.
         quoting: "standard", or "none", where quotes are characters like others.
         encoding: any that Python knows; a mark of UTF-8 at the beginning is left out.
@@ -87,12 +88,12 @@ class TableFile:
         self._part: Callable[[int, Sequence[str]], Iterable[pa.RecordBatch]] = lambda _, columns: (
             self._forwards(columns)
         )
+        self._delimiter = text.delimiter or ("," if ".csv" in name.lower() else "\t")
         self.is_text = not name.lower().endswith(ARROW) and ".jsonl" not in name.lower()
         with self._reading():
             if name.lower().endswith(".parquet"):
                 # Not mapped: a file that becomes shorter is then an error and no fatal signal.
-                source = pa.OSFile(path) if isinstance(path, str) else path
-                parquet = pa.parquet.ParquetFile(source)
+                parquet = pa.parquet.ParquetFile(pa.OSFile(path) if isinstance(path, str) else path)
                 # Arrow's threads would compete with the loader's workers.
                 self._part = lambda number, columns: parquet.iter_batches(
                     1 << 16, [number], columns, use_threads=False
@@ -106,12 +107,26 @@ class TableFile:
                 reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
                 stream = [] if is_file else list(reader)
                 get = reader.get_batch if is_file else stream.__getitem__
-                count = reader.num_record_batches if is_file else len(stream)
                 self._part = lambda number, columns: [get(number)]
-                self.schema, self.lengths = reader.schema, [get(n).num_rows for n in range(count)]
+                self.schema, self.lengths = (
+                    reader.schema,
+                    [
+                        get(n).num_rows
+                        for n in range(reader.num_record_batches if is_file else len(stream))
+                    ],
+                )
             elif text.longest:
                 self.schema = pa.schema([("text", pa.large_string())])
             else:
+                if self.is_text and text.columns and text.header is None:
+                    with pa.input_stream(path, compression="detect") as lines:
+                        start = lines.read(1 << 16).decode(text.encoding, "ignore").split("\n")[0]
+                    # Some copies of a file without names begin with them all the same.
+                    self._text = replace(
+                        text,
+                        header=start.strip("\ufeff\r").replace('"', "")
+                        == self._delimiter.join(text.columns),
+                    )
                 with pa.input_stream(path, compression="detect") as lines:
                     self.schema = self._text_reader(lines, None).schema
                 if self.is_text and self._text.texts:
@@ -160,8 +175,10 @@ class TableFile:
                 by_line = (
                     self.name.lower().endswith(_BY_LINES) if text.lines is None else text.lines
                 )
-                found = pa.array(documents(content, by_line, text.longest), pa.large_string())
-                yield pa.record_batch([found], self.schema)
+                yield pa.record_batch(
+                    [pa.array(documents(content, by_line, text.longest), pa.large_string())],
+                    self.schema,
+                )
         # pyarrow takes all that follows an open quote for the text of one field.
         if self.is_text and text.quoting == "standard" and sum(quotes) % 2:
             raise DataError(
@@ -189,7 +206,7 @@ class TableFile:
                 encoding=text.encoding,
             ),
             pa.csv.ParseOptions(
-                delimiter=text.delimiter or ("," if ".csv" in self.name.lower() else "\t"),
+                delimiter=self._delimiter,
                 quote_char='"' if text.quoting == "standard" else False,
                 newlines_in_values=text.quoting == "standard",
             ),
@@ -243,8 +260,11 @@ class Source:
         """A file; of Parquet at an address, only what is read is fetched."""
         address = self.files.addresses[number]
         # Row groups alone are fetched of Parquet; of other formats all is read anyway.
-        in_parts = self.files.is_remote and address.lower().endswith(".parquet")
-        file = self.files.open(number) if in_parts else str(self.files.path(number))
+        file = (
+            self.files.open(number)
+            if self.files.is_remote and address.lower().endswith(".parquet")
+            else str(self.files.path(number))
+        )
         return TableFile(file, address, self.text)
 
     def batches(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -302,6 +322,5 @@ def exact(cells: pa.ChunkedArray) -> Any:
     import pandas as pd
 
     if pa.types.is_integer(cells.type) and cells.null_count:
-        gaps = cells.is_null().to_numpy()
-        return pd.arrays.IntegerArray(cells.fill_null(0).to_numpy(), gaps)
+        return pd.arrays.IntegerArray(cells.fill_null(0).to_numpy(), cells.is_null().to_numpy())
     return cells.to_pandas()

@@ -132,8 +132,8 @@ def test_headers_and_texts_without_labels(mapped):
     body = "ham\tone\nspam\ttwo\n"
     assert len(mapped("label\ttext\n" + body)) == 2
     assert len(mapped(body, columns=["label", "text"])) == 2
-    assert len(mapped("label\ttext\n" + body, columns=["label", "text"], header=True)) == 2
-    both = mapped("label\ttext\n" + body, columns=["label", "text"])
+    assert len(mapped("label\ttext\n" + body, columns=["label", "text"])) == 2
+    both = mapped("label\ttext\n" + body, columns=["label", "text"], header=False)
     assert (len(both), both.classes) == (3, ["ham", "label", "spam"])
     given = mapped("label\ttext\n" + body, classes=["spam", "ham"])
     assert [one["label"] for one in all_of(given)] == [1, 0]
