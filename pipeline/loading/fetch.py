@@ -416,11 +416,12 @@ class Samples:
 def _way_of(fetch: Fetch) -> Callable[[Samples], Made] | None:
     """The function that makes a batch at once; None: samples are made one by one.
 
-    A dataset with `fetches_batches` gathers rows by itself: `fetch_batch(indices)` gives a dict of
-    tensors [B, ...], of `Ragged` and of lists of texts, and `kinds` says what they are. It raises
-    DataError where samples have to tell what is wrong. With `fetches_pictures` it leaves pictures
-    where they lie if `fetch_batch(indices, in_place=True)` asks for it. The collate function has to
-    be `Stack`, or one that `takes_gathered` or reads rows itself where nothing is decoded.
+    A dataset with `fetches_batches` gathers rows by itself: `fetch_batch(indices)`, of a stream
+    `fetch_batch(records)`, gives a dict of tensors [B, ...], of `Ragged` and of lists of texts, and
+    `kinds` says what they are. It raises DataError where samples have to tell what is wrong. With
+    `fetches_pictures` it leaves pictures where they lie if `fetch_batch(indices, in_place=True)`
+    asks for it. The collate function has to be `Stack`, or one that `takes_gathered` or reads rows
+    itself where nothing is decoded.
     """
     dataset, collate = fetch.dataset, fetch.collate
     if fetch.hashed or not fetch.at_once or len(fetch.steps) > 1:
@@ -455,7 +456,7 @@ def _gathered(samples: Samples) -> Made:
     """A batch of rows that the dataset gathers."""
     fields = samples.rows.fetch_batch(samples.request.indices)
     samples.timer.lap("read")
-    return samples.fetch.collate.together(fields, *samples.parts), samples.rows.kinds
+    return samples.fetch.collate.together(fields, *samples.parts), samples.fetch.dataset.kinds
 
 
 def _decoded(step: Any, stored: bool, samples: Samples) -> Made:

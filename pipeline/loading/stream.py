@@ -23,13 +23,13 @@ from penstock.loading.bad_samples import ATTEMPTS
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import Fetch, Samples
 from penstock.loading.worker_status import StageTimer
-from penstock.order.keys import hash64
+from penstock.order.keys import IntArray, hash64
 from penstock.order.permutation import Permutation
 from penstock.order.plan import End, Request, StreamOrder, StreamPlan, StreamRequest, deal, forwards
 from penstock.order.seeding import Seeding
 from penstock.torch_internals import worker_info
 
-Records = list[tuple[int, Any]]  # by number
+Records = dict[int, Any]  # by number
 
 
 class StreamReader:
@@ -45,7 +45,7 @@ class StreamReader:
         self._epoch, self._ends = -1, np.empty(0, np.int64)
 
     def read(self, epoch: int, start: int, stop: int, seeding: Seeding | None = None) -> Records:
-        """(number, raw record) at positions start .. stop-1; fewer only where the epoch ends.
+        """Raw records at positions start .. stop-1; fewer only where the epoch ends.
 
         Args:
             seeding: of what the dataset draws from while it is read; None: it draws nothing.
@@ -59,7 +59,7 @@ class StreamReader:
         known, self._epoch = self._epoch, -1
         if epoch != known:
             self._next = sys.maxsize  # the number of the next raw record; nothing is open yet
-            self._block: tuple[int, Records] = (-1, [])
+            self._block: tuple[int, Records] = (-1, {})
             if hasattr(self._dataset, "set_epoch"):
                 self._dataset.set_epoch(epoch)
         elif self._seeding is not None:
@@ -71,27 +71,27 @@ class StreamReader:
         return records
 
     def _shuffled(self, epoch: int, start: int, stop: int) -> Records:
-        taken: Records = []
+        taken: Records = {}
         while start < stop:
             first, last = self._order.block(epoch, start)
             if self._block[0] != first:
-                self._block = (-1, [])  # before there is another one
-                raw = self._raw(epoch, first, last)
-                order = self._order.within(epoch, first, len(raw))
-                self._block = (first, [raw[slot] for slot in order.tolist()])
-            taken += self._block[1][start - first : stop - first]
+                self._block = (-1, {})  # before there is another one
+                self._block = (first, self._raw(epoch, first, last))
+            raw = self._block[1]
+            slots = self._order.within(epoch, first, len(raw), start - first, stop - first)
+            taken |= {number: raw[number] for number in (first + slots).tolist()}
             start = last
         return taken
 
     def _raw(self, epoch: int, start: int, stop: int) -> Records:
-        """Raw records by number."""
+        """Raw records by number, as the shards give them."""
         shard, wanted = np.searchsorted(self._ends, [self._next, start], side="right")
         if start < self._next or shard < wanted:
             self._open(epoch, start)
         self._next += sum(1 for _ in islice(self._records, start - self._next))
-        records = list(islice(self._records, stop - start))
+        records = dict(enumerate(islice(self._records, stop - start), start))
         self._next += len(records)
-        return list(enumerate(records, start))
+        return records
 
     def _open(self, epoch: int, record: int) -> None:
         """Be before the first raw record, or that of the shard of `record` if that is known."""
@@ -155,21 +155,20 @@ class StreamFetch(Fetch):
 
     def __call__(self, request: StreamRequest) -> Batch | End:
         """The batch of `request`, or End."""
-        timer = StageTimer()  # raw records are read before there are samples
         plan, full = self.plan, self.plan.batch_size
-        start = request.step * full
+        # Time begins here, as raw records are read before there are samples.
+        timer, start = StageTimer(), request.step * full
         records = self.records(request, start, start + full)
         count = len(records)
         if not records or (plan.tail == "drop" and count < full):
             return End(request)
-        positions = np.arange(start, start + count, dtype=np.int64)
-        batch = Request(*request.address, positions, np.array([*records], np.int64), count)
-        size = full if plan.tail == "pad" else count
+        positions, numbers = np.arange(start, start + count), np.array([*records], np.int64)
+        batch = Request(*request.address, positions, numbers, count)
+        size, rows = full if plan.tail == "pad" else count, _Decoded(self, request, records)
         share = deal(batch, size, request.rank, request.world, plan.together)
-        rows = _Decoded(self, request, records)
         return self.made(Samples(self, share, rows, timer, rows.substitutes))
 
-    def records(self, request: StreamRequest, start: int, stop: int) -> dict[int, Any]:
+    def records(self, request: StreamRequest, start: int, stop: int) -> Records:
         """Raw records by number, at positions of the request's epoch."""
         draws = not self.draws_nothing and getattr(self.dataset, "draws", True)
         seeding = self._reading if draws else None  # threads share the generators it would seed
@@ -177,7 +176,7 @@ class StreamFetch(Fetch):
             threading.get_ident(), StreamReader(self.dataset, self.plan.sampler)
         )
         try:
-            return dict(reader.read(request.epoch, start, stop, seeding))
+            return reader.read(request.epoch, start, stop, seeding)
         except PenstockError:
             raise
         except Exception as error:
@@ -196,7 +195,7 @@ class _Decoded:
         records: raw records of the whole global batch, by number.
     """
 
-    def __init__(self, fetch: StreamFetch, request: StreamRequest, records: dict[int, Any]) -> None:
+    def __init__(self, fetch: StreamFetch, request: StreamRequest, records: Records) -> None:
         self._fetch, self._request, self._records = fetch, request, records
         self._numbers = [*records]
 
@@ -207,6 +206,10 @@ class _Decoded:
                 record = deepcopy(record)
         decode = getattr(self._fetch.dataset, "decode", None)
         return record if decode is None else decode(record)
+
+    def fetch_batch(self, numbers: IntArray) -> Any:
+        """The fields of a batch, as the dataset gathers them from records."""
+        return self._fetch.dataset.fetch_batch([self._records[of] for of in numbers.tolist()])
 
     def substitutes(self, request: Request, slot: int) -> Iterator[int]:
         """Numbers of records for the place of a bad one: it knows all of the global batch."""

@@ -295,9 +295,11 @@ class StreamOrder:
         number = (position + shift) // size
         return max(number * size - shift, 0), (number + 1) * size - shift
 
-    def within(self, epoch: int, start: int, size: int) -> IntArray:
-        """The order inside the block at `start`, which has `size` records: int64[size]."""
-        return Permutation(max(size, 1), hash64(self.seed, "block", epoch, start))(np.arange(size))
+    def within(self, epoch: int, start: int, size: int, first: int, stop: int) -> IntArray:
+        """What stands at `first` .. `stop` - 1 of the block at `start`, which has `size` records:
+        numbers in the block, int64, none beyond its end."""
+        slots = np.arange(first, min(stop, size))
+        return Permutation(max(size, 1), hash64(self.seed, "block", epoch, start))(slots)
 
 
 @dataclass(frozen=True, slots=True)

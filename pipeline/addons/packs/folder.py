@@ -19,11 +19,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -321,7 +321,7 @@ class Pack:
         fields: Mapping[str, Field],
         ragged: Sequence[str],
         **arrays: Numbers,
-    ) -> Pack:
+    ) -> Self:
         """The same of columns that are written nowhere, for as long as they are needed."""
         pack = cls.__new__(cls)
         pack.folder, pack.fields, pack._maps, pack._by_row = "", {}, arrays, {}
@@ -420,6 +420,16 @@ class Pack:
         has_canvas = field.type in ("KeyPoints", "BoundingBoxes")
         canvases = [self.array(f"{field.file}.canvas")[rows].tolist()] if has_canvas else []
         return [*map(field.value, stored, *canvases)]
+
+    def samples(
+        self, rows: Indices, decoders: Mapping[str, Callable[[int, bytes], Any]]
+    ) -> list[dict[str, Any]]:
+        """The samples of rows, int64[n]; a decoder makes a field's value of a row and its bytes."""
+        # Field by field, because rows of a field are read in one call.
+        columns = {name: self.values(name, rows) for name in self.fields}
+        for name, decode in decoders.items():
+            columns[name] = [*map(decode, rows.tolist(), columns[name])]
+        return [dict(zip(columns, of, strict=True)) for of in zip(*columns.values(), strict=True)]
 
     def gathered(self, name: str, rows: Indices) -> torch.Tensor | Ragged | list[Any]:
         """A field of a batch: [n, ...], lists of unequal lengths, or texts.
@@ -520,17 +530,12 @@ class Packed(Pack, Dataset[dict[str, Any]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Samples of a whole batch."""
-        rows = np.asarray(indices, dtype=np.int64)
-        columns: dict[str, list[Any]] = {}
-        for name, field in self.fields.items():
-            columns[name] = values = self.values(name, rows)
-            if field.kind == "file":
-                images = [*map(self._image, rows.tolist(), values)]
-                columns[name] = images if self.lazy else [image.decode() for image in images]
-        return [dict(zip(columns, of, strict=True)) for of in zip(*columns.values(), strict=True)]
+        images = {name: self._image for name, field in self.fields.items() if field.kind == "file"}
+        return self.samples(np.asarray(indices, dtype=np.int64), images)
 
-    def _image(self, row: int, content: bytes) -> EncodedImage:
-        return undecoded(content, f"{self.folder}, sample {row}", self.reader, self.limits)
+    def _image(self, row: int, content: bytes) -> Any:
+        image = undecoded(content, f"{self.folder}, sample {row}", self.reader, self.limits)
+        return image if self.lazy else image.decode()
 
     @cached_property
     def fetches_batches(self) -> bool:

@@ -80,7 +80,7 @@ class PlainText(MappedTable):
 
     def path(self, index: int) -> str:
         """The path or address of the file of a document."""
-        return self.source.files.addresses[self._place(int(self.rows.rows([index])[0]))[0]]
+        return self.source.files.addresses[self._pack.place(int(self.rows.rows([index])[0]))[0]]
 
     def _divided(self, total: int) -> TableRows:
         files, (val, seed, test) = self.source.files, self._shares

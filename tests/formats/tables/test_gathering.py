@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock import build_train_loader, compose
 from penstock.addons.filters.rows import KeptRows
 from penstock.addons.mixtures.mixture import Mixture
-from penstock.addons.tables.table import MappedTable
+from penstock.addons.tables.table import MappedTable, StreamedTable
 from penstock.addons.tabular.table import Table
 from penstock.datasets.arrays import Arrays
 from penstock.errors import ConfigError, DataError
@@ -19,7 +19,8 @@ from penstock.loading.bad_samples import BadSamples
 from penstock.loading.collate import Pad, Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader, LoaderOptions
-from penstock.order.plan import Plan
+from penstock.loading.stream import StreamFetch
+from penstock.order.plan import Plan, StreamOrder, StreamPlan, StreamRequest
 from penstock.order.samplers import Random, Sequential
 from tests.support.gathering import assert_same, by_sample, gathers, made, never, requests_of
 from tests.support.table_files import make, pa, write
@@ -100,6 +101,13 @@ def test_any_table(table, suffix, group, seed, fraction, pad, tmp_path_factory):
         made(Fetch(data, None, collate, 0), requests),
         by_sample(Fetch(other, None, collate, 0), requests),
     )
+    plan = StreamPlan(StreamOrder(3, 9 * (seed is not None), shuffle_shards=True), 6)
+    requests = [StreamRequest(1, step) for step in range(len(data) // 6)]
+    stream, other = (
+        StreamFetch(StreamedTable(str(root), **options), None, collate, 0, plan=plan)
+        for _ in range(2)
+    )
+    assert_same(made(stream, requests), by_sample(other, requests))
 
 
 @pytest.fixture
@@ -115,6 +123,10 @@ def test_batches_take_no_samples(table, monkeypatch):
     work = Fetch(data, None, Pad(), 0)
     assert gathers(work, monkeypatch)
     assert_same(made(work, requests_of(data, seed=1)), by_sample(work, requests_of(data, seed=1)))
+    stream = StreamedTable(str(table), val_fraction=0.0, fields={"number": None, "vector": None})
+    work = StreamFetch(stream, None, Stack(), 0, plan=StreamPlan(StreamOrder(0, 25, True), 6))
+    monkeypatch.setattr(StreamedTable, "_samples", never)
+    assert sorted(work(StreamRequest(0, 0))["number"].tolist()) != list(range(6))
 
 
 @pytest.mark.parametrize("backend", ["process", "thread"])
