@@ -250,9 +250,8 @@ class PackWriter:
             with path.open("rb") as file:
                 os.fsync(file.fileno())  # pack.json must not be on the disk before they are
             sizes[path.name] = path.stat().st_size
-        content = {"version": VERSION, "count": self.count, **record, "fields": fields}
-        whole = json.dumps({**content, "files": sizes}, indent=1)
-        write_atomically(self.folder / RECORD, whole.encode())
+        own = {"version": VERSION, "count": self.count, "fields": fields, "files": sizes}
+        write_atomically(self.folder / RECORD, json.dumps({**record, **own}, indent=1).encode())
 
     def _finished(self, name: str) -> dict[str, Any]:
         """The entry of a field, when the rest of its files is written."""
@@ -328,10 +327,11 @@ class Pack:
         for name, column in columns.items():
             shape = None if name in ragged else column.shapes[0].tolist()
             pack.fields[name] = replace(fields[name], file=name, shape=shape)
-            arrays[name] = column.numbers.numpy().view(fields[name].dtype)
-            if shape is not None:
-                arrays[name] = arrays[name].reshape(len(column.shapes), *shape)
-            arrays |= {f"{name}.offsets": _offsets(column.shapes), f"{name}.shapes": column.shapes}
+            size = (-1,) if shape is None else (len(column.shapes), *shape)
+            arrays[name] = column.numbers.numpy().view(fields[name].dtype).reshape(size)
+            if shape is None:
+                arrays[f"{name}.shapes"] = column.shapes
+                arrays[f"{name}.offsets"] = _offsets(column.shapes)
         return pack
 
     def __getstate__(self) -> dict[str, Any]:
@@ -417,9 +417,8 @@ class Pack:
             # Copies: transforms write into samples, and the map of a file is only to be read.
             parts = zip(self.buffers(name, rows), self.shapes(name, rows), strict=True)
             stored = [np.frombuffer(bytearray(of), field.dtype).reshape(size) for of, size in parts]
-        has_canvas = field.type in ("KeyPoints", "BoundingBoxes")
-        canvases = [self.array(f"{field.file}.canvas")[rows].tolist()] if has_canvas else []
-        return [*map(field.value, stored, *canvases)]
+        with_canvas = [f"{field.file}.canvas"] * (field.type in ("KeyPoints", "BoundingBoxes"))
+        return [*map(field.value, stored, *(self.array(of)[rows].tolist() for of in with_canvas))]
 
     def samples(
         self, rows: Indices, decoders: Mapping[str, Callable[[int, bytes], Any]]
@@ -437,11 +436,12 @@ class Pack:
         Raises:
             DataError: values of unequal lengths differ in another dimension than the first.
         """
-        field, shapes = self.fields[name], self.shapes(name, rows)
+        field = self.fields[name]
         if field.kind in _CONTENT:
             return self.values(name, rows)
         if field.shape is not None:
             return field.tensor(self.rows(name, rows))
+        shapes = self.shapes(name, rows)
         # Samples may differ so, images of several sizes for one; batches that are gathered may not.
         if (shapes[:, 1:] != shapes[:1, 1:]).any():
             raise DataError(f"field {name!r} has rows of several shapes: {shapes.tolist()[:8]}")
