@@ -432,8 +432,9 @@ def _way_of(fetch: Fetch) -> Callable[[Samples], Made] | None:
         stored = own and getattr(dataset, "fetches_pictures", False)
         fits = (
             stacks
-            and getattr(step, "takes_batches", False)
-            and (stored or not getattr(dataset, "draws", True))  # no sample is seeded here
+            and hasattr(step, "decode_batch")
+            # No sample is seeded here.
+            and (step.decoder == "native" if stored else not getattr(dataset, "draws", True))
         )
         return partial(_decoded, step, stored) if fits else None
     if hasattr(collate, "reads") and collate.reads(dataset):

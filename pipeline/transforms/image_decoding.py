@@ -1,22 +1,23 @@
 """Transforms that decode only the wanted part of a JPEG file, at the wanted size.
 
 The crop follows from the sample's key and the header's size. `native` (pipeline/native) decodes,
-resizes, mirrors and writes it in one call without Python's lock; `pure` is Pillow. Other files
-(PNG, CMYK, damaged ...) are decoded in full by the dataset's own reader. Cost:
-benchmarks/README.md.
+resizes, mirrors and writes it in one call without Python's lock. `pure` lets Pillow decode large
+files at a fraction of their size; all else (also PNG, CMYK, damaged ...) the dataset's own reader
+decodes in full. Cost: benchmarks/README.md.
 """
 
 from __future__ import annotations
 
 import copy
 import io
-import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
 from torchvision import tv_tensors
 
 from penstock.errors import ConfigError, DataError, Problem
@@ -42,8 +43,6 @@ from penstock.transforms.jpeg_header import JpegHeader, jpeg_header
 from penstock.transforms.native_images import Normal, Pixels, with_pillow
 
 Decoder = Literal["auto", "native", "pure"]
-
-_NONE = JpegHeader(1, 1, 0)  # for files without a header; C skips them
 
 
 class Decode:
@@ -74,7 +73,6 @@ class Decode:
         self.reduce = reduce
         self._normal: Normal | None = None
         self._kind: type[np.generic] = np.uint8
-        self.takes_batches = self.decoder == "native"  # by `decode_batch`
 
     def normalizing(self, normalize: BatchNormalize) -> Decode:
         """This transform with the batch transform `normalize` done while decoding."""
@@ -139,11 +137,15 @@ class Decode:
     ) -> None:
         """Write the crops of files into `target`, [B, 3, *size]."""
         # Sizes come first: a crop depends on them, and C is told which part to decode.
-        headers = [_header(file) for file in files]
-        known = [header or _NONE for header in headers]
+        # None: the dataset's own reader decodes the file, or refuses it.
+        headers = [
+            header if header and header.width * header.height <= file.most_pixels else None
+            for file, header in ((file, jpeg_header(file.content)) for file in files)
+        ]
+        known = [header or JpegHeader(1, 1, 0) for header in headers]  # C skips the latter
         widths, heights, _ = np.array(known, np.int64).T
         crops = self.crop(keys, widths, heights)
-        # 0: decoded, and complete as far as it was read. Without C all are still to be decoded.
+        # 0: decoded, and complete as far as it was read. Without C, all are still to be decoded.
         outcomes = np.ones(len(files), np.int64)
         if self.decoder == "native":
             native_images.module("jpeg").decode(
@@ -159,24 +161,26 @@ class Decode:
                 outcomes,
             )
         for row in np.flatnonzero(outcomes).tolist():
-            file, header, pixels = files[row], headers[row], None
+            worker_status.place()[0] = row
+            file, header, crop, pixels = files[row], headers[row], None, None
             if header is not None and self.decoder == "pure":
-                pixels = _with_pillow(file.content, header, crops, row, self.size, self.reduce)
-            if pixels is None:  # the dataset's reader says what is wrong with the file
-                pixels = self._cut(file.decode(), keys[row])
+                crop = Crops(crops.regions[[row]], crops.flips[[row]], crops.inside)
+                pixels = _reduced(file.content, header, crop, self.size) if self.reduce else None
+            if pixels is None:  # the dataset's reader decodes all, or says what is wrong
+                pixels = self._cut(file.decode(), keys[row], crop)
             self._put(pixels, target[row].transpose(2, 0, 1) if channels_last else target[row])
 
-    def _cut(self, image: torch.Tensor, key: np.uint64) -> Pixels:
-        """The crop of a whole picture, uint8 [3, H, W]."""
+    def _cut(self, image: torch.Tensor, key: np.uint64, crops: Crops | None = None) -> Pixels:
+        """The crop of a whole picture, uint8 [3, H, W]; where it lies follows from the key."""
         if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3:
             raise DataError(
                 f"{type(self).__name__} takes uint8 pictures [3, H, W], not {image.dtype} "
                 f"{list(image.shape)}"
             )
         height, width = np.array(image.shape[1:])[:, None]
-        crops, pixels = self.crop(np.array([key]), width, height), image.as_subclass(torch.Tensor)
+        crops = crops or self.crop(np.array([key]), width, height)
         return native_images.resized(
-            pixels[None], crops, self.size, native=self.decoder == "native"
+            image.as_subclass(torch.Tensor)[None], crops, self.size, self.decoder == "native"
         )[0].numpy()
 
     def _put(self, pixels: Pixels, target: Pixels) -> None:
@@ -281,33 +285,27 @@ def _chosen(decoder: Decoder) -> Literal["native", "pure"]:
     return "native" if built and decoder != "pure" else "pure"
 
 
-def _with_pillow(
-    content: bytes,
-    header: JpegHeader,
-    crops: Crops,
-    row: int,
-    size: tuple[int, int],
-    reduce: bool,
+def _reduced(
+    content: bytes, header: JpegHeader, crop: Crops, size: tuple[int, int]
 ) -> Pixels | None:
-    """A region of a JPEG file, uint8 [3, *size]; None if the file cannot be decoded."""
-    left, top, right, bottom = crops.regions[row]
-    most = max(1, int(min((right - left) / size[1], (bottom - top) / size[0]))) if reduce else 1
-    try:
-        with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
-            width, height = image.size
-            # The DCT decodes at 1/2, 1/4 or 1/8 where that still covers the result.
-            image.draft(None, (width // most, height // most))
-            divisor = 1 << round(math.log2(width / image.width))
-            upright = ImageOps.exif_transpose(image) if header.orientation > 1 else image
-            return with_pillow(upright.convert("RGB"), crops, row, size, divisor).transpose(2, 0, 1)
-    except (RuntimeError, OSError, SyntaxError, ValueError):
+    """A region of a JPEG file that the DCT decodes at 1/2, 1/4 or 1/8, uint8 [3, *size].
+
+    None if that would not cover the result, or if Pillow cannot decode the file.
+    """
+    left, top, right, bottom = crop.regions[0]
+    most = int(min((right - left) / size[1], (bottom - top) / size[0]))
+    if most < 2:
         return None
-
-
-def _header(file: EncodedImage) -> JpegHeader | None:
-    """The header of a JPEG file; None where the dataset's own reader has to decode or refuse it."""
-    header = jpeg_header(file.content)
-    return header if header and header.width * header.height <= file.most_pixels else None
+    with (
+        suppress(RuntimeError, OSError, SyntaxError, ValueError),
+        JpegImageFile(io.BytesIO(content)) as image,
+    ):
+        image.draft(None, (image.width // most, image.height // most))
+        upright = ImageOps.exif_transpose(image) if header.orientation > 1 else image
+        # To convert RGB to RGB would copy all of it.
+        coloured = upright if upright.mode == "RGB" else upright.convert("RGB")
+        return with_pillow(coloured, crop, 0, size, image.decoderconfig[0]).transpose(2, 0, 1)
+    return None
 
 
 def thread_safe(transform: Compose) -> bool:

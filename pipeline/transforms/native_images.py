@@ -1,8 +1,8 @@
-"""Regions of JPEG files and of decoded pictures by the extension modules, or by Pillow without C.
+"""Regions of JPEG files and of decoded pictures by the extension modules, or by Pillow and torch.
 
 A call of C works on a batch without Python's lock and reports the row in progress; 30 us a batch
-beside the work on pixels. Both work in integers, so every processor gives the same bytes; from C to
-Pillow they differ by a grey level.
+beside the work on pixels. All three work in integers, so every processor gives the same bytes; from
+one to another they differ by a grey level.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
+from torch.nn.functional import interpolate
 
 from penstock.loading import worker_status
 from penstock.loading.encoded import StoredPictures
@@ -72,17 +73,23 @@ def resized(
     """
     count, channels, height, width = images.shape
     out = np.empty((count, channels, *size), np.uint8)
-    if native and channels == 3 and module("pixels") is not None:
-        # numpy copies in this thread; torch would use others, and waiting for them costs more.
-        frames = np.ascontiguousarray(images.movedim(1, -1).numpy())
+    # numpy copies in this thread; torch would use others, and waiting for them costs more.
+    frames = np.ascontiguousarray(images.movedim(1, -1).numpy())
+    if native and channels == 3 and module("pixels") is not None:  # C has no other pictures
         starts = np.arange(count) * (height * width * channels)
         stored = StoredPictures(frames, starts, *np.full((3, count), [[height], [width], [3]]))
         if crop_resize(stored, crops, out):
             return torch.from_numpy(out)
-    # C has pictures of three channels only; Pillow takes each plane as a grey picture.
-    for row, planes in enumerate(images.numpy()):
-        for channel, plane in enumerate(planes):
-            out[row, channel] = with_pillow(Image.fromarray(plane), crops, row, size)
+    for row, frame in enumerate(frames):
+        if crops.inside:
+            # torch resizes bytes whose channels lie together by integers, as Pillow does, in a
+            # fifth of the time, but cuts only at whole pixels.
+            left, top, right, bottom = crops.regions[row].astype(int)
+            part = torch.from_numpy(np.ascontiguousarray(frame[top:bottom, left:right]))
+            made = interpolate(part.movedim(-1, 0)[None], size, mode="bilinear", antialias=True)
+            out[row] = (made[0].flip(-1) if crops.flips[row] else made[0]).numpy()
+        else:
+            out[row] = with_pillow(Image.fromarray(frame), crops, row, size).transpose(2, 0, 1)
     return torch.from_numpy(out)
 
 
@@ -95,11 +102,9 @@ def with_pillow(
         divisor: the image is the picture at 1 / divisor.
     """
     left, top, right, bottom = (crops.regions[row] / divisor).tolist()
-    right, bottom = min(right, image.width), min(bottom, image.height)
+    x, y = (int(left), int(top)) if crops.inside else (0, 0)
     if crops.inside:  # cut out first, so that the filter sees no pixel beside the region
-        x, y = int(left), int(top)
         image = image.crop((x, y, math.ceil(right), math.ceil(bottom)))
-        left, top, right, bottom = left - x, top - y, right - x, bottom - y
-    box = (left, top, right, bottom)
+    box = (left - x, top - y, right - x, bottom - y)
     pixels = np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR, box=box))
     return pixels[:, ::-1] if crops.flips[row] else pixels

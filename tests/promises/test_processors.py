@@ -27,6 +27,8 @@ RECIPES = (
     "experiment=spoken_digits dataset.root=spoken",
     "dataset=image_folder dataset.root=photos transform=images_batch",
     "dataset=image_folder dataset.root=photos transform=images_fast",
+    "dataset=image_folder dataset.root=photos transform=images_fast "
+    "transform.train.decode.decoder=pure",
 )
 
 
