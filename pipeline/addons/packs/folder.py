@@ -508,7 +508,10 @@ class Packed(Pack, Dataset[dict[str, Any]]):
     ) -> None:
         self.limits, self.lazy = limits, lazy
         at = open_root(folder, "a pack", files)
-        super().__init__(at if at.first_missing([RECORD]) is None else at.below(split))
+        # Both are looked for at once, as a store takes its time for each request.
+        super().__init__(
+            at.below(split) if at.first_missing([RECORD, f"{split}/{RECORD}"]) == 0 else at
+        )
         # A pack of the training split, named by its own folder, would validate the model as well.
         if (own := self.record["split"]) != split:
             raise DataError(

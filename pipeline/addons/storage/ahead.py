@@ -32,10 +32,12 @@ class Ahead:
     def move(self, epoch: int, step: int) -> None:
         """All batches before `step` are delivered."""
         self._parts = {at: part for at, part in self._parts.items() if at >= step}
+        # The first batch of an epoch shares the connections with nothing that is not needed yet.
+        steps = _STEPS if epoch == self._epoch else 1
         # A resume, or a loader that was faster than what is announced, begins at its own step.
         if epoch != self._epoch or not self._parts:
             self._epoch, self._next, self._parts = epoch, step, {}
-        last = min(self._plan.steps(epoch), self._next + _STEPS)
+        last = min(self._plan.steps(epoch), self._next + steps)
         while self._is_remote and self._next < last and sum(self._parts.values()) < 1:
             if Address(epoch, self._next) not in self._plan.skipped:
                 request = self._plan.request(epoch, self._next, self._rank, self._world)

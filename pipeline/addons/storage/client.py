@@ -106,9 +106,11 @@ class Client:
         options = dict(files.options or {})
         self._endpoint = check_address(str(options.get("endpoint_url", "")))
         self._folder = Path(files.cache_dir).expanduser().absolute() / "blocks"
-        own = ("ahead", "concurrency", "retries", "first_wait", "timeout")
         self._options = json.dumps(
-            {name: getattr(files, name) for name in own}
+            {
+                name: getattr(files, name)
+                for name in ("ahead", "concurrency", "retries", "first_wait", "timeout")
+            }
             | {"folder": str(self._folder), "limit": files.cache_size, "options": options},
             default=str,
         )

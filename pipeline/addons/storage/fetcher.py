@@ -7,7 +7,7 @@ name of a method of `Fetcher` with its arguments. The answer is its result, or a
 
 A thread for each client reads its requests, and all else is done by one thread, so a semaphore is a
 number, "who fetches this block" is a dict, and nothing needs a lock. What a reader waits for goes
-first, then what is wanted, in its order; neighbours are one request of up to 8 MiB. Blocks that the
+first, then what is wanted, in its order; neighbours are one request of up to 2 MiB. Blocks that the
 cache does not admit, because it or its disk is full, stay in memory until newer ones need the room.
 
 obstore does the requests, and tries again what may pass. It must not be used in a process that
@@ -45,7 +45,7 @@ from obstore.store import from_url
 from penstock.addons.storage.blocks import BLOCK, BlockCache, Object
 from penstock.errors import ConfigError, DataError, Problem, UnreachableError
 
-MOST = 8 << 20  # bytes of one request
+MOST = 2 << 20  # bytes of one request
 _URGENT = 1 << 20  # of one that a reader waits for: what it brings along must not hold it up
 _LEAST = 64 << 20  # bytes of memory for blocks that the cache does not admit, beside `ahead`
 # Expired keys are an error 400 in S3, so denials are looked for first.
@@ -300,15 +300,15 @@ class Fetcher:
 
     async def look(self, addresses: Sequence[str]) -> list[tuple[int, str] | None]:
         """Bytes and version of each file as it is now; None for one that is missing."""
-        # What is looked for alone is read next: a folder's index, a pack's record.
-        is_alone, endpoint = len(addresses) == 1, self._options["options"].get("endpoint_url", "")
+        # Of a few, the small ones are read next: a folder's index, the record of a pack.
+        is_few, endpoint = len(addresses) <= 8, self._options["options"].get("endpoint_url", "")
 
         async def state_of(address: str) -> tuple[int, str] | None:
             async def once(store: Any, path: str) -> tuple[int, str] | None:
                 with suppress(FileNotFoundError):
-                    answer = await obstore.get_async(store, path, options={"head": not is_alone})
+                    answer = await obstore.get_async(store, path, options={"head": not is_few})
                     state = answer.meta["size"], version_of(address, answer.meta)
-                    if is_alone and 0 < state[0] <= BLOCK:  # of another, the connection closes
+                    if is_few and 0 < state[0] <= BLOCK:  # of another, the connection closes
                         content = memoryview(await answer.bytes_async())
                         self._keep(Object.of(address, *state, endpoint), 0, content)
                     return state

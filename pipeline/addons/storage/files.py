@@ -235,20 +235,21 @@ class _Reader(io.BufferedIOBase, BinaryIO):
     """A file at an address as a file object."""
 
     def __init__(self, files: RecordFiles, file: int) -> None:
-        self._files, self._file, self._at = files, file, 0
-        self._size = int(files.sizes[file])
+        self._read, self._item, self._at = files.files.remote.read, files._items[file], 0
 
     def readable(self) -> bool:
         return True
 
+    seekable = readable
+
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._item.size}[whence]
         self._at = max(0, start + offset)
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        stop = self._size if size is None or size < 0 else self._at + size
-        content = bytes(self._files.at(self._file, self._at, stop))
+        stop = self._item.size if size is None or size < 0 else self._at + size
+        content = bytes(self._read([(self._item, self._at, min(stop, self._item.size))])[0])
         self._at += len(content)
         return content
 
