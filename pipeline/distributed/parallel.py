@@ -9,7 +9,7 @@ with gradients: such a loss is that of the global batch on every rank, and so ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -70,10 +70,12 @@ def _blocks(model: nn.Module) -> Iterator[nn.Module]:
             yield from _blocks(child)
 
 
-def wrap(model: nn.Module, parallel: Parallel, group: Group) -> nn.Module:
-    """Wrap a model for training: after its backward pass, gradients are means over the ranks."""
+def wrap(model: nn.Module, parallel: Parallel, group: Group) -> Callable[..., Any]:
+    """The forward pass of a model for training: after its backward pass, gradients are means over
+    the ranks.
+    """
     if parallel.strategy != "ddp" or group.alone:
-        return model
+        return model.forward  # the call of a module costs 2 us more
     device = torch.device(group.world.device)
     return nn.parallel.DistributedDataParallel(
         model,

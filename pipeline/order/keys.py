@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -71,10 +70,10 @@ def hash64_on(state: int, *parts: int | str) -> int:
     return state
 
 
-def hash64_last(first: Sequence[int | str], last: npt.ArrayLike) -> KeyArray:
-    """`hash64(*first, part)` for each part of `last`, int64[n]: uint64[n]."""
-    state = np.uint64((hash64_on(len(first) + 1, *first) + _GOLDEN) & _MASK)
-    return mix_array(mix_array(np.asarray(last).astype(np.uint64) + np.uint64(_GOLDEN)) + state)
+def hash64_last(states: int | KeyArray, parts: npt.ArrayLike) -> KeyArray:
+    """`hash64_on(state, part)` for each state (uint64) and part (int64[n]); the two broadcast."""
+    mixed = mix_array(np.asarray(parts).astype(np.uint64) + np.uint64(_GOLDEN))
+    return mix_array(mixed + np.asarray(states, np.uint64) + np.uint64(_GOLDEN))
 
 
 def hash64_array(key: int, counters: npt.ArrayLike) -> KeyArray:

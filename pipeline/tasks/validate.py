@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -219,7 +220,7 @@ def try_one_batch(
     ):
         for batch in batches.epoch(0):
             model.to(device).eval()
-            inputs = objective.inputs_of(batch)
+            inputs = partial(objective.inputs_of, batch)
             with autocast(device, options.precision), explained("model", model, inputs):
                 outputs = objective.measure(model, batch)[1]
             objective.update(outputs, batch)

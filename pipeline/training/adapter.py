@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
@@ -141,11 +142,11 @@ class Objective:
         """The module that runs the loss in training, which DDP wraps."""
         return _Loss(self.own, model)
 
-    def losses(self, forward: nn.Module, batch: Batch) -> Tensor:
+    def losses(self, forward: Callable[..., Any], batch: Batch) -> Tensor:
         """Run the loss on this rank's share of a batch.
 
         Args:
-            forward: the result of `trained`, or DDP's wrapper around it.
+            forward: that of `trained`, or DDP's around it.
 
         Returns:
             float32[n], a loss for each of the n samples that are not padding, or for each token.
@@ -171,13 +172,14 @@ class Objective:
 
     def _of_samples(self, call: str, result: Any, count: int) -> Tensor:
         """The result of a call as a loss for each of `count` samples, float32[n]."""
-        named = result if isinstance(result, Mapping) else {"": result}
-        require(named, "objective", f"{call} gives a mapping without a loss")
+        if not isinstance(result, Mapping):
+            self.named = {}
+            return self._of_each(call, result, count)
+        require(result, "objective", f"{call} gives a mapping without a loss")
         losses = {
-            name: self._of_each(f"{call}[{name!r}]" if name else call, loss, count)
-            for name, loss in named.items()
+            name: self._of_each(f"{call}[{name!r}]", loss, count) for name, loss in result.items()
         }
-        self.named = {name: each.detach().sum() for name, each in losses.items() if name}
+        self.named = {name: each.detach().sum() for name, each in losses.items()}
         total, *others = losses.values()
         return sum(others, start=total)
 
@@ -216,7 +218,7 @@ class Objective:
         )
         for name, metric in self.metrics.items():
             each = arguments[name] if isinstance(arguments, Mapping) else arguments
-            with explained(f"objective.metrics.{name}", metric, map(in_shape, each)):
+            with explained(f"objective.metrics.{name}", metric, partial(map, in_shape, each)):
                 metric.update(*each)
 
     def compute(self, group: Group | None = None) -> dict[str, float]:
@@ -279,7 +281,7 @@ class Objective:
 
     # Predictions and reports
 
-    def inputs_of(self, batch: Batch) -> Iterator[str]:
+    def inputs_of(self, batch: Mapping[str, Any]) -> Iterator[str]:
         """The fields of a batch that the model takes, in words."""
         return (f"{name} {in_shape(batch.get(name))}" for name in self.inputs or batch)
 
@@ -334,11 +336,12 @@ class _Loss(nn.Module):
 
     def __init__(self, own: Any, model: nn.Module) -> None:
         super().__init__()
-        self.loss, self.model = own.loss, model  # of an objective that is a module, not its weights
+        # Of an objective that is a module, not its weights.
+        self.loss, self.model = partial(own.loss, model), model
 
     def forward(self, batch: Callable[[], Batch]) -> Any:
         # A function, as DDP takes apart and copies the tensors and mappings that it is called with.
-        return self.loss(self.model, batch())
+        return self.loss(batch())
 
 
 def unpadded(batch: Batch) -> Batch:
@@ -374,13 +377,13 @@ def field(own: object, batch: Mapping[str, Any], name: str) -> Tensor:
 
 
 @contextmanager
-def explained(key: str, part: Any, inputs: Iterable[str]) -> Iterator[None]:
+def explained(key: str, part: Any, inputs: Callable[[], Iterable[str]]) -> Iterator[None]:
     """Say what does not fit where a library's code raises below the call of a part, at its key.
 
     What a person's own code raises keeps its traceback, which says more.
 
     Args:
-        inputs: what the part is called with, as texts; made only where it is needed.
+        inputs: what the part is called with, as texts; called only where it is needed.
     """
     try:
         yield
@@ -402,7 +405,7 @@ def explained(key: str, part: Any, inputs: Iterable[str]) -> Iterator[None]:
         # Memory runs out anywhere, and CUDA raises later than its cause: frames say nothing then.
         if not (library and below) or isinstance(error, torch.OutOfMemoryError) or "CUDA" in text:
             raise
-        reason = f"{type(part).__name__} does not take {' and '.join(inputs)}: "
+        reason = f"{type(part).__name__} does not take {' and '.join(inputs())}: "
         way = f". Choose another {key}, or arguments that fit"
         raise ConfigError(Problem(key, f"{reason}{type(error).__name__}: {text}{way}")) from error
 

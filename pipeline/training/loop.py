@@ -34,7 +34,7 @@ from penstock.loading.loader import Loader
 from penstock.order.address import Address
 from penstock.runs.checkpoint import Checkpoints, State
 from penstock.runs.folder import Status
-from penstock.training.adapter import Objective, require
+from penstock.training.adapter import Objective, explained, require
 from penstock.training.meter import Meter, Step, order_hash
 from penstock.training.step import Precision, TrainStep, autocast
 
@@ -253,17 +253,21 @@ class _Fit:
 
     def _train(self, epoch: int, start: int) -> Record:
         """Train on an epoch from the step `start` on, up to `max_steps`; returns its record."""
-        step, plan = self.train_step, self.train.plan
+        step, plan, size = self.train_step, self.train.plan, self.options.accumulate
         _tell(self.observers, "on_epoch_start", epoch, plan.steps(epoch), start)
         step.begin_epoch(epoch)
         batch = None
-        with closing(self.train.epoch(epoch, start)) as batches:
+        with (
+            explained("model", step.model, lambda: step.objective.inputs_of(batch or {})),
+            closing(self.train.epoch(epoch, start)) as batches,
+        ):
             # A run that was stopped in the validation after its last step has no batch left.
             for batch in () if step.finished else in_turns(batches, self._turn):
                 losses = step.learn(batch)
                 self.meter.add(batch, losses, step.objective.named)
                 _tell(self.observers, "on_batch", batch, losses)
-                if plan.skipped.ends_group(batch.request.address, self.options.accumulate):
+                # With one batch a step this is no question, and its answer takes 2 us.
+                if size == 1 or plan.skipped.ends_group(batch.request.address, size):
                     self._update(batch)
                 if step.finished:
                     break
@@ -272,8 +276,11 @@ class _Fit:
         self._read()
         if not self.meter.sums["samples"] and not start and not plan.skipped:
             raise DataError(f"every sample of epoch {epoch} was left out (bad_samples.on_error)")
-        named = [name for name in self.meter.sums if name.startswith("loss/")]
-        parts = {f"train/{name}": self.meter.mean(name) for name in named}
+        parts = {
+            f"train/{name}": self.meter.mean(name)
+            for name in self.meter.sums
+            if name.startswith("loss/")
+        }
         return self._record(self.meter.mean()) | parts | {"seconds": self.train.stats.total_seconds}
 
     def _update(self, batch: Batch) -> None:
@@ -360,10 +367,9 @@ class _Fit:
         # Running means differ between ranks since the last step; a checkpoint has rank 0's.
         same_buffers(self.train_step.model, self.group)
         same_buffers(self.train_step.measured, self.group)
-        epoch, step = self.address
         state = {
             **self.train_step.state_dict(),
-            "loader": {**self.train.state_dict(), "epoch": epoch, "step": step},
+            "loader": {**self.train.state_dict(), **self.address._asdict()},
             "metrics": self.metrics,
             "progress": {
                 "result": vars(self.result),

@@ -22,7 +22,7 @@ from penstock.distributed.group import Group
 from penstock.errors import PenstockError
 from penstock.loading.batch import Batch, hash_of_rows, row_hashes
 from penstock.order.address import Address
-from penstock.order.keys import hash64_each, hash64_last
+from penstock.order.keys import hash64_each, hash64_last, hash64_on
 from penstock.order.plan import Request
 
 _SUMS = ("total", "samples", "losses", "window_total", "window_losses")
@@ -74,7 +74,7 @@ class Meter:
             named: sums of the parts of the losses, as `Objective.named`.
         """
         # Without the fields, which would keep the epoch's data in memory.
-        rows = None if batch.hashes is None else row_hashes(batch)
+        rows = batch.hashes and row_hashes(batch)
         self._pending.append(
             (batch.request, losses.sum(), losses.numel(), named, rows, batch.left_out)
         )
@@ -92,30 +92,28 @@ class Meter:
         pending, self._pending = self._pending, []
         if not pending:
             return []
-        requests, losses, *others = zip(*pending, strict=True)
+        requests, losses, counts, named, rows, left_out = zip(*pending, strict=True)
         # One transfer for all batches, as each one waits for the device.
         totals = torch.stack(losses).double().tolist()
-        own = []
-        for total, order, request, count, named, *rows in zip(
-            totals, _orders(requests), requests, *others, strict=True
+        samples = [request.valid for request in requests]
+        parts = [[(f"loss/{name}", float(part)) for name, part in each.items()] for each in named]
+        own = totals, counts, samples, _orders(requests), rows, left_out, parts
+        # Each column has an entry a batch, with the values of all ranks.
+        columns = (zip(*ranks, strict=True) for ranks in zip(*self._group.gather(own), strict=True))
+        steps, flat = [], chain.from_iterable
+        for request, total, weights, samples_of, orders, hashes, bad, parts_of in zip(
+            requests, *columns, strict=True
         ):
-            parts = [(f"loss/{name}", float(part)) for name, part in named.items()]
-            own.append((total, order, count, request.valid, *rows, parts))
-        steps = []
-        for request, *ranks in zip(requests, *self._group.gather(own), strict=True):
-            sums, orders, counts, samples, hashes, left_out, parts_of = zip(*ranks, strict=True)
-            weight = sum(counts)
-            digest = None if hashes[0] is None else hash_of_rows(chain.from_iterable(hashes))
-            order, bad = sum(orders) % 2**64, tuple(chain.from_iterable(left_out))
+            weight, count, order = sum(weights), sum(samples_of), sum(orders) % 2**64
             # No sample of the batch could be read: a step without a loss is no failure.
-            loss = sum(sums) / weight if weight else 0.0
-            address, count, total = (request.epoch, request.step), sum(samples), loss * weight
+            loss, address = sum(total) / weight if weight else 0.0, (request.epoch, request.step)
             if not math.isfinite(loss):
                 raise NonFiniteLossError(loss, *address)
-            steps.append(Step(*address, loss, count, order, digest, bad))
-            counted = zip(_SUMS, (total, count, weight, total, weight), strict=True)
+            digest = None if hashes[0] is None else hash_of_rows(flat(hashes))
+            steps.append(Step(*address, loss, count, order, digest, tuple(flat(bad))))
             # One by one, so that rounding does not depend on when losses are read.
-            for name, number in chain(counted, *parts_of):
+            counted = loss * weight, count, weight, loss * weight, weight
+            for name, number in chain(zip(_SUMS, counted, strict=True), *parts_of):
                 self.sums[name] = self.sums.get(name, 0) + number
         return steps
 
@@ -137,8 +135,8 @@ def _orders(requests: Sequence[Request]) -> list[int]:
     """The `Step.order` of each batch; all at once, as numpy's calls cost more than the rows."""
     lengths = [request.valid for request in requests]
     # All are of one epoch, as an epoch ends with a read.
-    keys = hash64_last(("order", requests[0].epoch), [request.step for request in requests])
-    keys = keys.repeat(lengths)
+    epoch, steps = hash64_on(3, "order", requests[0].epoch), [request.step for request in requests]
+    keys = hash64_last(epoch, steps).repeat(lengths)
     rows = np.concatenate([request.positions[: request.valid] for request in requests])
     indices = np.concatenate([request.indices[: request.valid] for request in requests])
     mixed = hash64_each(keys, rows.astype(np.uint64) + hash64_each(keys + np.uint64(1), indices))

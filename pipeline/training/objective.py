@@ -159,18 +159,19 @@ class Regression(Supervised):
         goals = self.goals(batch)
         if outputs.shape != goals.shape:  # else views would cost more than the loss
             outputs, goals = outputs.reshape(len(outputs), -1), goals.reshape(len(goals), -1)
-        if outputs.shape != goals.shape:  # the loss would broadcast, with a warning at most
-            raise ConfigError(
-                Problem(
-                    "model",
-                    f"gives {outputs.shape[1]} numbers a sample, but {self.target!r} has "
-                    f"{goals.shape[1]} (for {len(outputs)} samples and {len(goals)})",
+            if outputs.shape != goals.shape:  # the loss would broadcast, with a warning at most
+                raise ConfigError(
+                    Problem(
+                        "model",
+                        f"gives {outputs.shape[1]} numbers a sample, but {self.target!r} has "
+                        f"{goals.shape[1]} (for {len(outputs)} samples and {len(goals)})",
+                    )
                 )
-            )
         losses = self.criterion(outputs, goals)
-        if losses.shape[1:] == (1,):  # a view costs less than a mean of one number
-            return losses.squeeze(1)
-        return losses if losses.ndim < 2 else losses.mean(1)
+        if losses.ndim < 2:
+            return losses
+        # A view costs less than a mean of one number.
+        return losses.squeeze(1) if losses.shape[1:] == (1,) else losses.mean(1)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The outputs in the shape of the targets."""

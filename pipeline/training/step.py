@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -46,12 +46,14 @@ from penstock.distributed.group import Group
 from penstock.distributed.parallel import Parallel, like, same_buffers, together, wrap
 from penstock.errors import PenstockError
 from penstock.loading.batch import Batch
-from penstock.order.keys import hash64_on
+from penstock.order.keys import hash64_last, hash64_on
 from penstock.torch_internals import run_backward, scale
-from penstock.training.adapter import Objective, explained, require
+from penstock.training.adapter import Objective, require
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Mode = Literal["min", "max"]
+
+_BLOCK = 256  # batches whose seeds are computed together
 
 # Raised for the state of another model or optimizer.
 _UNFIT = (LookupError, TypeError, ValueError, RuntimeError, AttributeError)
@@ -172,7 +174,8 @@ class TrainStep:
             model.compile()
         self.objective = objective.to(self.device)
         self._forward: Any = None  # the loss, as DDP wraps it
-        self.optimizer, self.scheduler = optimizer, scheduler
+        self._autocast = autocast(self.device, options.precision)
+        self.optimizer, self.scheduler, self._epochs = optimizer, scheduler, epochs
         # After a resume, and after a step that the scaler skipped, a schedule may move first.
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "fp16")
@@ -183,7 +186,6 @@ class TrainStep:
         self._ranks = 1 if group.alone else group.world.size
         self._counted, self._divisor = 0, 1  # losses of this rank in them; what divides them
         self._stepped = False  # whether weights have changed since the last update
-        self._epochs = epochs
         self._batches_before, self._buffers_before = 0, list[Tensor]()  # at the last update
 
     @property
@@ -226,13 +228,13 @@ class TrainStep:
         if self._own or self._parallel.strategy == "fsdp":  # as DDP does by itself
             same_buffers(self.model, self.group)
         with (
-            autocast(self.device, self.options.precision),
+            self._autocast,
             nullcontext() if self.group.alone else together(self.group, batch.request),
-            explained("model", self.model, self.objective.inputs_of(batch)),
         ):
             if self._own:
-                update = partial(self._own_step, batch.request.valid)
-                return self.objective.step(self.model, batch, update).detach()
+                return self.objective.step(
+                    self.model, batch, partial(self._own_step, batch.request.valid)
+                ).detach()
             losses = self.objective.losses(self._forward, batch)
         # The mean is over the losses of all accumulated batches, whose number is known only at
         # the end. Until then it is estimated by an average share of this batch's samples, which
@@ -246,8 +248,7 @@ class TrainStep:
         # As `(losses.sum() / divisor).backward()`, which costs 50 us more. `backward(gradient)`
         # imports sympy to compare shapes, 0.7 s at first.
         gradient = self.scaler.scale(torch.full_like(losses, 1 / self._divisor))
-        flags = {"allow_unreachable": True, "accumulate_grad": True}
-        run_backward((losses,), (gradient,), False, False, (), **flags)
+        run_backward((losses,), (gradient,), False, False, (), True, True)
         return losses.detach()
 
     def _own_step(self, count: int, loss: Tensor, name: str | None = None) -> None:
@@ -284,8 +285,9 @@ class TrainStep:
 
     def seed(self) -> None:
         """Seed what the model draws at the next batch on this rank: dropout, noise."""
-        # hash64(seed, "model", batches, rank)
-        key = hash64_on(self._model_key, self.batches, self.group.world.rank)
+        key = _seeds(self._model_key, self.group.world.rank, self.batches // _BLOCK)[
+            self.batches % _BLOCK
+        ]
         torch.default_generator.manual_seed(key)
         if self.device.type == "cuda":
             torch.cuda.manual_seed_all(key)
@@ -408,6 +410,14 @@ class TrainStep:
                 f"configuration; give the overrides of its run. {type(error).__name__}: {error}"
             ) from error
         self.batches, self.updates = int(state["batches"]), int(state["updates"])
+
+
+@lru_cache(maxsize=1)
+def _seeds(key: int, rank: int, block: int) -> list[int]:
+    """The model's seeds at the batches of a block; together, as a hash by itself takes 6 us."""
+    # hash64(seed, "model", batches, rank)
+    batches = range(_BLOCK * block, _BLOCK * (block + 1))
+    return hash64_last(hash64_last(key, batches), [rank]).tolist()
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
