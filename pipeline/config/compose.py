@@ -298,8 +298,11 @@ def open_loader(folders: Sequence[str], name: str) -> _Loader:
 
 def _read(folders: Sequence[str], name: str, *choices: str) -> tuple[DictConfig, list[str]]:
     """A copy of what Hydra makes of choices, and its files."""
-    places = [CONF, *(Path(folder.removeprefix("file://")) for folder in folders)]
-    files = [path for place in places for path in place.rglob("*.yaml")]
+    files = [
+        path
+        for folder in (str(CONF), *folders)
+        for path in Path(folder.removeprefix("file://")).rglob("*.yaml")
+    ]
     state = Path.cwd(), *((path, path.stat().st_mtime_ns) for path in files)
     with _COPYING:
         return deepcopy(_composed(tuple(folders), name, state, *choices))
@@ -350,9 +353,11 @@ def _make_way(config: DictConfig, addition: DictConfig) -> None:
 
 def resolved(config: DictConfig, problems: list[Problem]) -> dict[str, Any]:
     """The plain values of a configuration; `problems` gets what has none."""
-    values: Any = OmegaConf.to_container(
-        OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
-    )
+    values = {
+        name: OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
+        for name, node in _raw(config).items()
+        if name != "hydra"
+    }
     problems += [
         Problem(key, f"has no value yet; give it with {key}=...")
         for key, value in targets.nodes(values, "")

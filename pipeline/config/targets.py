@@ -20,7 +20,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache, partial, reduce
+from functools import cache, lru_cache, partial, reduce
 from pkgutil import iter_modules, resolve_name
 from typing import Any, ForwardRef
 
@@ -381,17 +381,16 @@ def _wrong_arguments(
     """Arguments that a callable does not take, that it lacks, and ours of a wrong type."""
     known, ours = arguments(function) | SPECIAL, is_below(function.__module__, ["penstock"])
     for name, value in node.items():
-        gone = advice(f"{key}.{name}", show(value).strip("'")).removeprefix("; ")
-        if name not in known and (
-            gone or all(one.kind is not one.VAR_KEYWORD for one in known.values())
-        ):
-            yield Problem(
-                f"{key}.{name}",
-                gone
-                or f"unknown argument of {function.__name__} {name!r}{nearest(name, known)}; "
-                f"allowed: {', '.join(known)}",
-            )
-        elif name in SPECIAL or (ours and name in known and not any(walk(value, ""))):
+        if name not in known:
+            gone = advice(f"{key}.{name}", show(value).strip("'")).removeprefix("; ")
+            if gone or all(one.kind is not one.VAR_KEYWORD for one in known.values()):
+                yield Problem(
+                    f"{key}.{name}",
+                    gone
+                    or f"unknown argument of {function.__name__} {name!r}{nearest(name, known)}; "
+                    f"allowed: {', '.join(known)}",
+                )
+        elif name in SPECIAL or (ours and not any(walk(value, ""))):
             yield from _wrong_value(known[name], function.__module__, f"{key}.{name}", value)
     # A partial, and a function that collates or filters, get the rest when they are called.
     if (
@@ -412,13 +411,18 @@ def _wrong_value(
 ) -> Iterator[Problem]:
     """What the annotation of an argument says of a value: JSON, where lists may become tuples."""
     try:
-        TypeAdapter(
-            ForwardRef(argument.annotation, module=module),  # type: ignore[arg-type]
-            config=ConfigDict(arbitrary_types_allowed=True),
-        ).validate_json(json.dumps(value), strict=True)
+        _adapter(argument.annotation, module).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         # A text may stand for an object, such as a dtype.
         if isinstance(value, Mapping) or "needs_python_object" not in str(error):
             yield from of_schema(error, value, key)
     except Exception:  # an annotation for type checkers only
         return
+
+
+@cache
+def _adapter(annotation: str, module: str) -> TypeAdapter[Any]:
+    return TypeAdapter(
+        ForwardRef(annotation, module=module),  # type: ignore[arg-type]
+        config=ConfigDict(arbitrary_types_allowed=True),
+    )

@@ -26,10 +26,16 @@ LATE = (
     "torchvision.models",
 )
 
+# One second of seven, and no program of the tests needs them.
+SELDOM = {
+    f"penstock.addons.{name}"
+    for name in ("trackers.mlflow", "trackers.wandb", "sweeps.optuna_sweeper")
+}
+
 modules = [*LATE]
 for package in (penstock, penstock.datasets):
     walked = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    modules += [module.name for module in walked]
+    modules += [module.name for module in walked if module.name not in SELDOM]
 for name in modules:
     # Of extras that are not installed; trackers name theirs in a ConfigError.
     with contextlib.suppress(ImportError, penstock.errors.ConfigError):

@@ -16,6 +16,7 @@ from penstock.addons.packs.folder import Packed
 from penstock.addons.packs.packing import Recipe
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
+from tests.support import warm
 from tests.support.pack_rows import ROWS, Rows
 from tests.support.program import ROOT
 from tests.support.store_server import ENVIRONMENT, InThread, Shelf
@@ -108,7 +109,6 @@ PACK = """
 import sys
 from penstock.addons.packs.packing import Recipe, pack
 from penstock.datasets.files import Files
-from tests.support.pack_rows import ROWS, Rows
 from tests.support.pack_rows import Rows
 files = Files(cache_dir=sys.argv[1] + "/files", options={"endpoint_url": sys.argv[2]})
 print("packing", flush=True)
@@ -122,9 +122,7 @@ def test_a_pack_whose_sending_is_killed_is_absent_and_then_complete(tmp_path, st
     shelf.latency = 0.3
     command = [sys.executable, "-c", PACK, str(tmp_path), options["endpoint_url"]]
     for arrived in (0, 4):
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
-        )
+        process = warm.start(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
         assert process.stdout.readline() == b"packing\n"
         while len(shelf.files) < arrived:
             assert process.poll() is None
@@ -135,7 +133,7 @@ def test_a_pack_whose_sending_is_killed_is_absent_and_then_complete(tmp_path, st
         files = Files(cache_dir=str(tmp_path / "reading"), options=options)
         with pytest.raises(DataError, match=r"has no packed data|holds no files"):
             Packed("s3://data/packs", files=files)
-    assert subprocess.run(command, cwd=ROOT).returncode == 0
+    warm.run(command, cwd=ROOT, check=True)
     far = Packed("s3://data/packs", files=Files(cache_dir=str(tmp_path / "f"), options=options))
     for row in range(0, ROWS, 9):
         mine, theirs = far[row], Rows()[row]

@@ -254,7 +254,7 @@ def test_models_give_a_logit_a_class():
         ("model.name=r3d_19", "did you mean 'r3d_18'"),
         ("model.weights=NONE", "r3d_18 has no weights"),
     ):
-        words = ["experiment=video", "model=torchvision_video", arguments]
+        words = ["experiment=video", "dataset.count=6", "model=torchvision_video", arguments]
         with pytest.raises(ConfigError, match=said):
             TrainingParts(penstock.compose(*words)).model()
 

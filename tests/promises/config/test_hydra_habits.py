@@ -60,7 +60,10 @@ SHOWN = {
     "resolver": ((*MINE, "seed=${twice:21}", "--cfg", "job", "--resolve"), r"^seed: 42$"),
     "callback": ((*OWN, *MINE, *DIGEST, "experiment=called"), r"called at the start", r"^total "),
 }
-SWEPT = [("hydra/launcher=joblib",), ("hydra.searchpath=[own]", "sampler=mine")]
+SWEPT = [
+    ("hydra/launcher=joblib", "hydra.launcher.n_jobs=1"),
+    ("hydra.searchpath=[own]", "sampler=mine"),
+]
 REFUSED = {
     "cfg of a sweep": (("-m", "seed=1,2", "--cfg", "job"), "several values"),
     "chdir": (("hydra.job.chdir=true",), "hydra.job.chdir: leave it out"),
