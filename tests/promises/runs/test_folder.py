@@ -16,6 +16,22 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.runs import folder as run_folder
 from penstock.runs.folder import RunFolder, same_data
 
+claims = []
+
+
+@pytest.fixture(autouse=True)
+def released():
+    """Folders are released with the test that has claimed them."""
+    yield
+    while claims:
+        claims.pop().release()
+
+
+def claim(path, config, **facts):
+    folder = RunFolder.claim(path, config, **facts)
+    claims.append(folder)  # threads do so at the same time
+    return folder
+
 
 def manifest(folder):
     return json.loads((folder.path / "manifest.json").read_text())
@@ -23,21 +39,21 @@ def manifest(folder):
 
 def test_the_commit_is_that_of_the_persons_project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert manifest(RunFolder.claim(tmp_path / "outside", {}))["git"] is None
+    assert manifest(claim(tmp_path / "outside", {}))["git"] is None
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
     for words in (["init", "-q"], ["commit", "-qm", "one", "--allow-empty"]):
         subprocess.run([*git, *words], check=True)
     head = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
-    first = manifest(RunFolder.claim(tmp_path / "first", {}))["git"]
+    first = manifest(claim(tmp_path / "first", {}))["git"]
     assert first == {"commit": head, "dirty": False}
     (tmp_path / "mine.py").write_text("")
     subprocess.run([*git, "add", "mine.py"], check=True)
-    assert manifest(RunFolder.claim(tmp_path / "second", {}))["git"]["dirty"]
+    assert manifest(claim(tmp_path / "second", {}))["git"]["dirty"]
 
 
 def test_what_a_run_started_with_is_written_at_once(tmp_path):
     config = {"seed": 3, "model": {"_target_": "a.B", "width": 4}, "scheduler": None}
-    folder = RunFolder.claim(tmp_path / "runs" / "one", config, seed=3, fingerprint="abc")
+    folder = claim(tmp_path / "runs" / "one", config, seed=3, fingerprint="abc")
     assert folder.path == tmp_path / "runs" / "one"
     assert yaml.safe_load((folder.path / "config.yaml").read_text()) == config
     assert list(yaml.safe_load((folder.path / "config.yaml").read_text())) == list(config)
@@ -52,7 +68,7 @@ def test_what_a_run_started_with_is_written_at_once(tmp_path):
 
 
 def test_the_end_is_added(tmp_path):
-    folder = RunFolder.claim(tmp_path / "one", {})
+    folder = claim(tmp_path / "one", {})
     folder.manifest["best"] = {"val/nme": math.inf}
     folder.manifest["order"] = "00ff"
     folder.finish("done")
@@ -67,18 +83,18 @@ def test_the_end_is_added(tmp_path):
 def test_a_taken_folder_is_left_alone(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "precious.txt").write_text("mine")
-    assert RunFolder.claim(tmp_path / "one", {}).path.name == "one-2"
-    assert RunFolder.claim(tmp_path / "one", {}).path.name == "one-3"
+    assert claim(tmp_path / "one", {}).path.name == "one-2"
+    assert claim(tmp_path / "one", {}).path.name == "one-3"
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["precious.txt"]
 
 
 def test_an_empty_folder_can_be_claimed(tmp_path):
-    assert RunFolder.claim(tmp_path, {}).path == tmp_path  # as hydra makes one for a sweep's job
+    assert claim(tmp_path, {}).path == tmp_path  # as hydra makes one for a sweep's job
 
 
 def test_claims_at_the_same_time_get_folders_of_their_own(tmp_path):
     with ThreadPoolExecutor(8) as pool:
-        claims = [pool.submit(RunFolder.claim, tmp_path / "one", {"n": n}) for n in range(8)]
+        claims = [pool.submit(claim, tmp_path / "one", {"n": n}) for n in range(8)]
     folders = [claim.result() for claim in claims]
     assert len({folder.path for folder in folders}) == 8
     for number, folder in enumerate(folders):
@@ -86,7 +102,7 @@ def test_claims_at_the_same_time_get_folders_of_their_own(tmp_path):
 
 
 def test_metrics_are_lines_of_strict_json(tmp_path):
-    folder = RunFolder.claim(tmp_path / "one", {})
+    folder = claim(tmp_path / "one", {})
     folder.log({"epoch": 0, "loss": 0.1, "nested": [math.nan, 1.0]})
     folder.log({"epoch": 1, "loss": math.inf})
     lines = (folder.path / "metrics.jsonl").read_text().splitlines()
@@ -95,12 +111,13 @@ def test_metrics_are_lines_of_strict_json(tmp_path):
 
 
 def reopen(path, trainer=None, overrides=(), world=1, **facts):
-    return RunFolder.reopen(path, trainer or {}, list(overrides), world, **facts)
+    claims.append(RunFolder.reopen(path, trainer or {}, list(overrides), world, **facts))
+    return claims[-1]
 
 
 def ended(path, **facts):
     """A run's folder whose run has ended."""
-    folder = RunFolder.claim(path, {"seed": 0, "trainer": {}}, seed=0, **facts)
+    folder = claim(path, {"seed": 0, "trainer": {}}, seed=0, **facts)
     folder.finish("done")
     folder.release()
     return folder
@@ -131,7 +148,7 @@ def hold(path, again, pipe):
     if again:
         reopen(path)
     else:
-        RunFolder.claim(path, {"trainer": {}})
+        claim(path, {"trainer": {}})
     child = os.fork()
     if child == 0:
         signal.pause()
@@ -230,7 +247,6 @@ def disturbed(tmp_path):
 def test_what_came_after_the_checkpoint_is_cut(tmp_path, address, updates, kept):
     folder, steps = disturbed(tmp_path)
     folder.rewind(*address, updates)
-    folder.release()
     for name in ("ledger.jsonl", "digests.jsonl"):
         assert addresses(folder.path / name) == [one for one in steps if one < address]
     read = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
@@ -250,9 +266,7 @@ def test_a_folder_of_a_killed_claim_is_claimed_again(names, taken, tmp_path):
     (tmp_path / "one").mkdir()
     for name in names:
         (tmp_path / "one" / name).touch()
-    claimed = RunFolder.claim(tmp_path / "one", {})
-    claimed.release()
-    assert claimed.path.name == ("one-2" if taken else "one")
+    assert claim(tmp_path / "one", {}).path.name == ("one-2" if taken else "one")
     if taken:
         assert sorted(path.name for path in (tmp_path / "one").iterdir()) == sorted(names)
 
@@ -261,7 +275,6 @@ def test_a_session_may_change_the_length(tmp_path):
     ended(tmp_path / "one", overrides=["seed=1"])
     again = reopen(tmp_path / "one", {"max_epochs": 9}, ["trainer.max_epochs=9"], world=2)
     again.note(threads=3)
-    again.release()
     assert manifest(again)["overrides"] == ["seed=1", "trainer.max_epochs=9"]
     config = yaml.safe_load((again.path / "config.yaml").read_text())
     assert config == {"seed": 0, "trainer": {"max_epochs": 9}}

@@ -30,6 +30,7 @@ def test_metrics_go_to_the_file(tmp_path):
     metrics = Metrics(folder)
     metrics.on_log({"epoch": 0, "step": 5, "train/loss": 0.5})
     metrics.on_epoch_end({"epoch": 0, "step": 8, "train/loss": 0.4, "val/nme": 0.1})
+    folder.release()
     lines = (folder.path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["log", "epoch"]
     assert json.loads(lines[1])["train/loss"] == 0.4
