@@ -39,8 +39,10 @@ class Object(NamedTuple):
     @classmethod
     def of(cls, address: str, size: int, version: str, endpoint: str = "") -> Object:
         """The object; another endpoint is another store."""
-        text = "\0".join([endpoint, address, version, str(size)])
-        key = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        key = hashlib.blake2b(
+            "\0".join([endpoint, address, version, str(size)]).encode("utf-8", "surrogateescape"),
+            digest_size=16,
+        ).hexdigest()
         name = re.sub(r"[^A-Za-z0-9._-]", "_", address.rpartition("/")[2])[-64:]
         return cls(address, size, version, f"{key[:2]}/{key}-{name}")
 

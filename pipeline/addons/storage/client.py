@@ -15,6 +15,7 @@ import logging
 import os
 import posixpath
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
 from multiprocessing.connection import Client as connect
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -58,6 +60,8 @@ class Process(subprocess.Popen[bytes]):
         # Not where TMPDIR says: the path of a socket has 107 bytes at most.
         folder = tempfile.mkdtemp(prefix="penstock-", dir="/tmp")
         self.path = f"{folder}/fetcher"
+        # The process removes it if this one is killed, and this one if the process is.
+        Finalize(self, shutil.rmtree, (folder, True), exitpriority=0)
         # The socket is this process's own until the other one has it: nobody waits for its start.
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(self.path)
@@ -367,8 +371,9 @@ class RemoteRoot(Root):
         return bool(self._names())
 
     def folders(self) -> list[str]:
-        inside = (name for name in self._names() if "/" in name and name[0] != ".")
-        return sorted({name.partition("/")[0] for name in inside})
+        return sorted(
+            {name.partition("/")[0] for name in self._names() if "/" in name and name[0] != "."}
+        )
 
     def files(self) -> list[str]:
         return [name for name in self._names() if name[0] != "." and "/." not in name]

@@ -312,7 +312,12 @@ def expand_braces(pattern: str) -> list[str]:
 
 def split_of(name: str) -> str | None:
     """The split that the name of a file, or else of a folder above it, begins with, or None."""
-    parts = reversed(name.split("/"))
     return next(
-        (split for part in parts for split, words in _SPLITS.items() if words.match(part)), None
+        (
+            split
+            for part in reversed(name.split("/"))
+            for split, words in _SPLITS.items()
+            if words.match(part)
+        ),
+        None,
     )

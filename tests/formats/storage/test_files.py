@@ -19,7 +19,7 @@ import pytest
 from penstock.addons.storage import index
 from penstock.addons.storage.blocks import BLOCK
 from penstock.addons.storage.files import RecordFiles, Spans, expand_braces, split_of
-from penstock.datasets.files import Files
+from penstock.datasets.files import Files, local_file
 from penstock.errors import ConfigError, DataError, UnreachableError
 from tests.support.program import run
 from tests.support.store_server import InThread, Shelf, bucket, read_folder
@@ -167,8 +167,10 @@ def test_a_web_server_needs_an_index_or_names(folder, tmp_path):
 def test_the_process_that_fetches_may_be_killed_and_ends_with_its_owner(folder, tmp_path):
     with bucket(folder, tmp_path) as (_, files):
         there = RecordFiles.of("s3://data", [".bin"], files)
+        socket = files.remote.process.path
         os.kill(files.remote.process.pid, signal.SIGKILL)
         assert all_of(there) == contents(folder)
+        assert not local_file(socket).parent.exists(), "its socket is not left behind"
         program = (
             "import os, sys; from penstock.datasets.files import Files\n"
             f"files = Files(cache_dir={str(tmp_path)!r}, options={dict(files.options)!r})\n"
