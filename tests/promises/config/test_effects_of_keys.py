@@ -39,7 +39,7 @@ QUIET = (
 IN_MAIN = ["loader.backend=main", "loader.num_workers=0"]
 IN_WORKERS = ["loader.backend=process", "loader.num_workers=2"]
 SMALL = [f"+transform.{split}.small._target_={HERE}.Small" for split in ("train", "val")]
-DATA = {
+DATASETS = {
     "numbers": ["dataset=numbers", "dataset.size=13", "optimizer.lr=0.01"],
     "noted": [
         "dataset=numbers",
@@ -121,7 +121,7 @@ class Row:
 
     Attributes:
         values: the words that set them; `KEY=` is put before a value without a name.
-        data: the name in DATA.
+        data: the name in DATASETS.
         words: what else both runs are given.
         where: what makes the batches.
         rounds: why perhaps less differs than the key says.
@@ -140,11 +140,10 @@ class Row:
         value = self.values[which]
         named = value.partition("[")[0].partition("'")[0]
         last = value if "=" in named else f"{key}={value}"
-        return [*QUIET, *DATA[self.data], *self.where, *self.words, last]
+        return [*QUIET, *DATASETS[self.data], *self.where, *self.words, last]
 
 
 LONGER = "what it has trained so far stays; the rest is longer or shorter"
-DATA_COMPARED = "the fingerprint of the data is compared in place of what it is read by"
 CPU = "with one process on a CPU nothing differs"
 SHOWS = "these two differ in what is measured, or in no batch at all"
 BLEND = f"+transform.train_batch.mix._target_={HERE}.Blend"
@@ -162,9 +161,7 @@ ROWS = {
     "run_dir": Row(("run_dir=one", "run_dir=other")),
     "cache_dir": Row(("one", "other"), "sequences"),
     "dataset": Row(("dataset.size=13", "dataset.size=14")),
-    "data.packed": Row(
-        ("null", "auto"), "pictures", continues=DATA_COMPARED, rounds="pixels are kept as they are"
-    ),
+    "data.packed": Row(("null", "auto"), "pictures", rounds="pixels are kept as they are"),
     "data.fields": Row(("data.fields=[x,label,a]", "data.fields=[x,label,b]"), "pairs"),
     "data.facts": Row(
         (
@@ -221,7 +218,6 @@ ROWS = {
         "pictures",
         words=PACKED,
         rounds="the same pack elsewhere",
-        continues=DATA_COMPARED,
     ),
     "model": Row(("+model.bias=true", "+model.bias=false")),
     "objective": Row(
