@@ -172,7 +172,7 @@ class Objective:
 
     def _of_samples(self, call: str, result: Any, count: int) -> Tensor:
         """The result of a call as a loss for each of `count` samples, float32[n]."""
-        if not isinstance(result, Mapping):
+        if isinstance(result, Tensor) or not isinstance(result, Mapping):
             self.named = {}
             return self._of_each(call, result, count)
         require(result, "objective", f"{call} gives a mapping without a loss")

@@ -97,7 +97,7 @@ class Meter:
         totals = torch.stack(losses).double().tolist()
         samples = [request.valid for request in requests]
         parts = [[(f"loss/{name}", float(part)) for name, part in each.items()] for each in named]
-        own = totals, counts, samples, _orders(requests), rows, left_out, parts
+        own = totals, counts, samples, _orders(requests, samples), rows, left_out, parts
         # Each column has an entry a batch, with the values of all ranks.
         columns = (zip(*ranks, strict=True) for ranks in zip(*self._group.gather(own), strict=True))
         steps, flat = [], chain.from_iterable
@@ -131,9 +131,8 @@ class Meter:
         self.sums |= {"window_total": 0.0, "window_losses": 0}
 
 
-def _orders(requests: Sequence[Request]) -> list[int]:
+def _orders(requests: Sequence[Request], lengths: Sequence[int]) -> list[int]:
     """The `Step.order` of each batch; all at once, as numpy's calls cost more than the rows."""
-    lengths = [request.valid for request in requests]
     # All are of one epoch, as an epoch ends with a read.
     epoch, steps = hash64_on(3, "order", requests[0].epoch), [request.step for request in requests]
     keys = hash64_last(epoch, steps).repeat(lengths)

@@ -82,7 +82,10 @@ class Supervised:
         counted = isinstance(model, Constant) and self.target in batch
         inputs = [field(self, batch, name) for name in ([self.target] if counted else self.inputs)]
         made = model(*inputs)
-        made = getattr(made, "logits", made.get("out", made) if isinstance(made, Mapping) else made)
+        if not isinstance(made, Tensor):
+            made = getattr(
+                made, "logits", made.get("out", made) if isinstance(made, Mapping) else made
+            )
         if not isinstance(made, Tensor):
             reason = f"gives {in_shape(made)}, and this objective takes one tensor; choose another"
             raise ConfigError(Problem("model", reason))
