@@ -80,8 +80,8 @@ def kinds_of(kind: pa.DataType) -> tuple[Kind, ...]:
         return ("tensor",) if pa.types.is_floating(kind) or is_whole(kind) else ()
     if pa.types.is_struct(kind):
         kind = next((part.type for part in kind if part.name == "bytes"), None)
-    binary = ("binary", "large_binary", "binary_view", "fixed_size_binary")
-    return ("image", "bytes", "audio", "rate") if str(kind).split("[")[0] in binary else ()
+    is_bytes = str(kind).startswith(("binary", "large_binary", "fixed_size_binary"))
+    return ("image", "bytes", "audio", "rate") if is_bytes else ()
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -96,12 +96,7 @@ def is_whole(kind: pa.DataType) -> bool:
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether a column of this type holds lists, of one length or not."""
-    return has_lengths(kind) or bool(pa.types.is_fixed_size_list(kind))
-
-
-def has_lengths(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds lists of different lengths."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+    return isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
 
 
 def written(schema: pa.Schema, column: str) -> dict[str, Any]:
@@ -181,7 +176,7 @@ def stored_field(field: TableField, schema: pa.Schema) -> Field:
         case "tensor":
             inner, sizes = getattr(kinds[0], "storage_type", kinds[0]), list[int | None]()
             while is_list(inner):
-                sizes.append(None if has_lengths(inner) else inner.list_size)
+                sizes.append(getattr(inner, "list_size", None))
                 inner = inner.value_type
             # Of `fixed_shape_tensor`, and of the arrays of `datasets`.
             lengths = tuple(getattr(kinds[0], "shape", sizes))
@@ -234,17 +229,20 @@ def converted(
                 filled[~bad] = numbers[np.repeat(~bad, shapes.prod(1))].reshape(-1, *shape)
                 numbers = filled
         case _:
-            is_str = is_text(arrays[0].type)
-            cells = arrays[0].cast(pa.large_string() if is_str else pa.large_binary())
+            cells = arrays[0].cast(
+                pa.large_string() if is_text(arrays[0].type) else pa.large_binary()
+            )
             starts = np.frombuffer(cells.buffers()[1], np.int64)[cells.offset :][: len(bad) + 1]
-            numbers = np.frombuffer(cells.buffers()[2] or b"", np.uint8)[starts[0] : starts[-1]]
+            # A copy, as torch warns of memory that is Arrow's and may not be written.
+            numbers = np.array(
+                np.frombuffer(cells.buffers()[2] or b"", np.uint8)[starts[0] : starts[-1]]
+            )
             shapes = np.diff(starts)[:, None]
     if shape is not None:
-        shapes = np.broadcast_to(np.array(shape, np.int64), (len(bad), len(shape)))
+        shapes = np.broadcast_to(np.array(shape, np.int32), (len(bad), len(shape)))
     bad |= shapes.prod(1) * np.dtype(stored.dtype).itemsize > limits.record_bytes
-    # A copy, as torch warns of memory that is Arrow's and may not be written.
-    content = torch.from_numpy(np.array(numbers).reshape(-1).view(np.uint8))
-    return Column(content, shapes.astype(np.int32)), bad
+    content = torch.from_numpy(numbers.reshape(-1).view(np.uint8))
+    return Column(content, shapes.astype(np.int32, copy=False)), bad
 
 
 def label_numbers(
@@ -265,9 +263,9 @@ def label_numbers(
                 codes.setdefault(text, len(codes))
     else:
         codes = {text: number for number, text in enumerate(classes)}
-    # A null is place -1, which finds the -1 at the end.
-    places: IntArray = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return np.array([*(codes.get(text, -1) for text in texts), -1], np.int64)[places]
+    # A null is place 0 among the values, also where there is no text.
+    numbers = [codes.get(text, -1) for text in texts] or [-1]
+    return np.where(_nulls(coded), -1, np.array(numbers, np.int64)[_values(coded.indices)])
 
 
 def _plain(array: pa.Array) -> pa.Array:
@@ -289,7 +287,7 @@ def _tensors(array: pa.Array, dtype: str) -> tuple[Array, IntArray, Mask]:
     bad = np.zeros(len(array), np.bool_)
     while is_list(array.type):
         bad[rows[_nulls(array)]] = True
-        lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+        lengths = _values(pc.list_value_length(array))
         size = np.full(len(bad), getattr(array.type, "list_size", 0))  # where a row has no list
         size[rows[::-1]] = lengths[::-1]  # a row's first list is written last
         bad[rows[lengths != size[rows]]] = True
@@ -304,14 +302,27 @@ def _tensors(array: pa.Array, dtype: str) -> tuple[Array, IntArray, Mask]:
 
 
 def _nulls(array: pa.Array) -> Mask:
-    return np.asarray(array.is_null(), np.bool_)
+    return (
+        np.from_dlpack(array.is_null().cast(pa.uint8())).view(np.bool_)
+        if array.null_count
+        else np.zeros(len(array), np.bool_)
+    )
+
+
+def _values(array: pa.Array) -> Array:
+    """The values of a column of numbers, 0 for nulls."""
+    # Not by `to_numpy`, which imports pandas: 0.4 s of CPU.
+    plain = array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array
+    whole = np.frombuffer(plain.buffers()[1] or b"", plain.type.to_pandas_dtype())
+    values = whole[plain.offset :][: len(plain)]
+    return np.where(_nulls(array), values.dtype.type(0), values) if array.null_count else values
 
 
 def _numbers(array: pa.Array) -> tuple[Array, Mask]:
     """The values of a column of numbers, 0 for nulls, and which of them a sample cannot have: not
     finite, or beyond an int64."""
-    filled = array.fill_null(pa.scalar(0).cast(array.type)) if array.null_count else array
-    values: Array = filled.to_numpy(zero_copy_only=False)
+    values = _values(array)
     # torch has no uint64 that models take.
-    is_large = values.dtype == np.uint64
-    return values, values > np.iinfo(np.int64).max if is_large else ~np.isfinite(values)
+    return values, (
+        values > np.iinfo(np.int64).max if values.dtype == np.uint64 else ~np.isfinite(values)
+    )
