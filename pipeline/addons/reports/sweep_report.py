@@ -119,7 +119,10 @@ def leaderboard(sweep: Sweep) -> Section:
         ["" if of != of else numeral(of, 5) if isinstance(of, float) else of for of in row]
         for row in sweep.means.itertuples(index=False)
     ]
-    caption = "Means of settings, with the standard deviation over what repeats them"
+    # Jobs of two seeds may differ in their folds, too.
+    caption = (
+        "Means of settings, and standard deviations: over seeds, of the mean of each one's jobs"
+    )
     means = page.table(caption, [*sweep.means.columns], lines)
     every = page.part("folded", f"All {counted(len(rows), 'job')}", jobs)
     return Section("Leaderboard", page.together(means, every))
