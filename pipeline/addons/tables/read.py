@@ -164,9 +164,10 @@ class TableFile:
 
     def _first_types(self) -> pa.Schema:
         """The columns of a text, and the types that its first block suggests."""
-        # Not of the file itself, of which pyarrow reads 32 blocks ahead; two, as the last is cut.
+        # Not of the file itself, of which pyarrow reads 32 blocks ahead. A byte more, and the block
+        # is not the last one, which would have to end with a whole record.
         with pa.input_stream(self._path, compression="detect") as stream:
-            schema = self._text_reader(pa.BufferReader(stream.read(2 * _BLOCK)), None).schema
+            schema = self._text_reader(pa.BufferReader(stream.read(_BLOCK + 1)), None).schema
         return (
             pa.schema([(column, pa.string()) for column in schema.names])
             if self.is_text and self._text.texts
