@@ -40,6 +40,11 @@ Sample = dict[str, Any]  # row, path, truth, predicted, wrong, words, uri, group
 _MOST_CURVES = 8  # of the classes of a metric
 # Of a table: a run of 10,000 epochs or starts must still give a page that opens at once.
 _MOST_ROWS = 200  # of a table
+_DRAWN = {
+    "": "",
+    "marks": " The truth is green, predictions are orange.",
+    "masks": " The true mask is on the left, the predicted one on the right.",
+}
 _SHAPES = {"clips": "strips", "signals": "wide-ones", "views": "wide-ones"}
 
 
@@ -256,7 +261,7 @@ def samples(run: Run) -> Section | None:
         epoch, step, count = batch["epoch"], batch["step"], len(batch["samples"])
         parts += [
             _heading("h3", f"Training batch: epoch {epoch}, step {step}"),
-            page.paragraph(f"After augmentation: {count} of its {batch['rows']} rows."),
+            page.paragraph(f"As the model got them: {count} of its {batch['rows']} rows."),
             _shown(batch["samples"], kind),
             page.command(replay(run, epoch, step), "To make this batch again:"),
         ]
@@ -276,8 +281,7 @@ def samples(run: Run) -> Section | None:
 def _chosen(facts: dict[str, Any]) -> str:
     """How predictions were chosen, and what the colours of tiles mean."""
     # Classes are in words below a tile; only what is drawn needs its colours explained.
-    drawn = any("uri" in one and not one["truth"] for one in facts["predictions"])
-    text = " Truth that is drawn is green, and predictions are orange; a true mask is left." * drawn
+    text = next(filter(None, (_DRAWN[one.get("drawn", "")] for one in facts["predictions"])), "")
     if not (losses := facts["losses"]):
         return f"Evenly spaced samples, because this objective has no per-sample loss.{text}"
     ranks = f", the first of {losses['ranks']} ranks' share" if losses["ranks"] > 1 else ""

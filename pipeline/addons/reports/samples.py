@@ -181,6 +181,11 @@ def _samples(
             "truth": _shortened(view.truth, 200),
             "predicted": _shortened(view.predicted, 200),
             "wrong": view.wrong,
+            "drawn": "masks"
+            if view.mask is not None
+            else "marks"
+            if any(one is not None for one in (view.points, view.boxes, view.past))
+            else "",
             "words": _shortened(words, 600),
             **({"uri": _uri(picture)} if picture else {}),
         }

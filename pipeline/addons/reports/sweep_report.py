@@ -105,7 +105,7 @@ def leaderboard(sweep: Sweep) -> Section:
         if (job.path / report.NAME).is_file() and job.path.parent == sweep.path:
             name = Markup('<a href="{0}/{1}">{0}</a>').format(page.shown(job.name), report.NAME)
         own = [job.settings.get(key, "") for key in sweep.varied]
-        values = [numeral(job.metrics.get(of), 5) for of in others]
+        values = [numeral(job.metrics.get(of)) for of in others]
         badge = Markup('<span class="state {}">{}</span>').format(
             page.shown(job.status), page.shown(job.status)
         )
@@ -116,7 +116,7 @@ def leaderboard(sweep: Sweep) -> Section:
         # Each setting ran once: means and jobs would be the same table twice.
         return Section("Leaderboard", jobs)
     lines = [
-        ["" if of != of else numeral(of, 5) if isinstance(of, float) else of for of in row]
+        ["" if of != of else numeral(of) if isinstance(of, float) else of for of in row]
         for row in sweep.means.itertuples(index=False)
     ]
     # Jobs of two seeds may differ in their folds, too.

@@ -136,9 +136,14 @@ def concern(run: Run) -> str:
         return f"Training diverged: its loss rose from {numeral(first)} to {numeral(last)}.{rate}"
     # Before the next cases: at chance level, a rising validation loss is noise and no overfitting.
     if level is not None and last >= level and least >= level:
+        # A loss that still falls is above the constant's because the run was short.
         return (
-            f"It learned nothing: neither the training loss, {numeral(last)}, nor the validation "
-            f"loss is below {numeral(level)} of {baseline_of(run)}.{rate}"
+            f"It is no better than a constant: neither the training loss, {numeral(last)}, nor the "
+            f"validation loss is below {numeral(level)} of {baseline_of(run)}."
+        ) + (
+            " More epochs may help: the training loss still fell."
+            if last < (1 - _MUCH) * train[len(train) // 2]
+            else rate
         )
     if len(train) > 2 and np.ptp(train) < _LITTLE * abs(first):
         return f"The training loss stayed at {numeral(last)}: a larger optimizer.lr may help."

@@ -181,6 +181,8 @@ def test_a_result_is_told_beside_a_constant(values, mode, constant, said, tmp_pa
 
 
 RATE = " A smaller learning rate may help: optimizer.lr=0.0005."
+NONE = "It is no better than a constant: neither the training loss,"
+WORSE = "nor the validation loss is below 0.69 of a constant prediction"
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,8 @@ RATE = " A smaller learning rate may help: optimizer.lr=0.0005."
     [
         ([0.7, 0.5], [0.6, 0.5], ""),
         ([1.3, 3.8], [0.7, 18.0], f"Training diverged: its loss rose from 1.3 to 3.8.{RATE}"),
-        ([3.8, 1.3], [18.0, 0.7], "It learned nothing: neither the training loss, 1.3, nor"),
+        ([3.8, 1.3], [18.0, 0.7], f"{NONE} 1.3, {WORSE}.{RATE}"),
+        ([3.8, 2.0, 1.3], [18.0, 2.0, 0.7], f"{NONE} 1.3, {WORSE}. More epochs may help"),
         ([0.69, 0.69, 0.689], [0.68] * 3, "The training loss stayed at 0.689: a larger"),
         ([0.6, 0.4, 0.1], [0.5, 0.6, 0.9], "It overfits: after epoch 0 the validation loss rose"),
         ([0.6, 0.5], [9.0, 0.8], "The validation loss, 0.8 at best, is worse than 0.69 of a const"),

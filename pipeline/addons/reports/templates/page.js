@@ -75,7 +75,8 @@ for (const figure of document.querySelectorAll(".chart")) {
   }
   const ticks = (name, side, axis) => element("div", { class: name }, ...axis.ticks.map(([at, label]) => element("span", { style: side + ": " + 100 * at + "%" }, label)));
   const ys = ticks("ys", "bottom", y);
-  ys.style.width = Math.max(...y.ticks.map((one) => one[1].length)) + "ch";
+  // A percent sign is wider than a digit.
+  ys.style.width = Math.max(...y.ticks.map((one) => one[1].length)) + (it.percent ? 1 : 0) + "ch";
   figure.append(element("div", { class: "axes" }, ys, plot, ticks("xs", "left", x), element("div", { class: "x-label" }, it.x_label)));
   if (!points.size) continue;
   // A slider lies over the chart: pointer and arrow keys both move it, and it says what is there.
