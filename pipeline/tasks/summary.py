@@ -48,8 +48,8 @@ def summary(fit: Fit) -> str:
         out += [f"{split.name}: {count:,} by {by}" for by, count in split.left_out.items()]
     rows = {
         "data": f"{type(unfiltered(data.train.dataset)).__name__}: {trained} samples to train on, "
-        f"{validated} to validate; {'' if steps is None else f'{steps:,} '}batches of {size} an "
-        "epoch",
+        f"{validated} to validate; {'' if steps is None else f'{steps:,} '}batch"
+        f"{'' if steps == 1 else 'es'} of {size} an epoch",
         "left out": "; ".join(out),
         "model": f"{type(fit.model).__name__}: {every:,} parameters{part}, "
         f"{config.trainer.precision}, on {train.world.device}{ranks}",
@@ -58,7 +58,8 @@ def summary(fit: Fit) -> str:
         f"epoch, and an epoch has {'no known number' if steps is None else f'{steps:,}'}"
         if gathered > 1 and (steps is None or steps % gathered)
         else "",
-        "loader": f"{options.num_workers} workers ({options.backend})"
+        "loader": f"{options.num_workers} worker"
+        f"{'' if options.num_workers == 1 else 's'} ({options.backend})"
         if options.num_workers and options.backend != "main"
         else "in this process, between the steps (loader.num_workers=0)",
         "skips": train.plan.skipped and str(train.plan.skipped),
