@@ -160,7 +160,7 @@ def pack(
         fingerprint: of the dataset; None takes its own.
         names: for samples that are not dicts.
         key: by which the pack is found again, other than by the fingerprint: with the code and the
-            arguments of a dataset of a person's own; "" where nothing tells when it changes.
+            arguments of your own dataset; "" where nothing tells when it changes.
         files: access to an address.
 
     Raises:

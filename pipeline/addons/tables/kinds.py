@@ -121,7 +121,7 @@ def choose_fields(schema: pa.Schema, fields: Fields | None, key: str) -> list[Ta
     if fields is None:
         kinds = {name: _own_kind(schema, name, name) for name in schema.names}
         fields = {name: kind for name, kind in kinds.items() if kind}
-        # Samples of sound mean little without their rate; of two columns nobody knows whose it is.
+        # Samples of sound mean little without their rate; with two columns, whose is it?
         audio = [name for name, kind in fields.items() if kind == "audio"]
         if len(audio) == 1 and "rate" not in kinds:
             fields = {**fields, "rate": {"column": audio[0], "kind": "rate"}}
@@ -251,7 +251,7 @@ def label_numbers(
     """The class of each row of a column of labels, int64[n]; -1 for a null and for what is none.
 
     Args:
-        classes: as the column writes them, in order. None: nobody knows them yet, and each new one
+        classes: as the column writes them, in order. None: not known yet; each new one
             gets the next number in `codes`.
     """
     coded = _plain(array).dictionary_encode()

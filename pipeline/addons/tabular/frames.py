@@ -226,7 +226,7 @@ def read_frame(
     made = dict[str, Any]()
     for column in table.column_names:
         cells = table[column]
-        # Categories of pandas, and of Arrow: also such as nobody has, and numbers that are names.
+        # Categories of pandas and Arrow may have no rows, and may be numbers that are names.
         if pa.types.is_dictionary(cells.type):
             cells = cells.cast(cells.type.value_type).cast(pa.large_string())
         if is_text(cells.type):

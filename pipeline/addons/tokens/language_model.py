@@ -2,7 +2,7 @@
 
 LanguageModel       tokens with their documents and places -> logits of the next tokens
 LanguageModeling    a loss a token, bits per byte, and what to compare them with
-next_tokens         the goals, and token_losses, for objectives of one's own
+next_tokens         the goals, and token_losses, for your own objectives
 continued           the text that a model writes
 
 An objective may give more losses than a batch has samples. Everything that takes a mean then takes
