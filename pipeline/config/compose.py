@@ -298,24 +298,25 @@ def open_loader(folders: Sequence[str], name: str) -> _Loader:
 
 def _read(folders: Sequence[str], name: str, *choices: str) -> tuple[DictConfig, list[str]]:
     """A copy of what Hydra makes of choices, and its files."""
-    files = [
-        path
+    state = tuple(
+        (path.absolute(), path.stat().st_mtime_ns)
         for folder in (str(CONF), *folders)
         for path in Path(folder.removeprefix("file://")).rglob("*.yaml")
-    ]
-    state = Path.cwd(), *((path, path.stat().st_mtime_ns) for path in files)
+    )
     with _COPYING:
-        return deepcopy(_composed(tuple(folders), name, state, *choices))
+        config, files = deepcopy(_composed(tuple(folders), name, state, *choices))
+    config.hydra.runtime.cwd = str(Path.cwd())
+    return config, files
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _composed(
     folders: tuple[str, ...], name: str, state: object, *choices: str
 ) -> tuple[DictConfig, list[str]]:
     """What Hydra makes of choices, and its files. It takes 0.1 s, and a sweep asks for each job.
 
     Args:
-        state: what it depends on besides: the working folder, and when files were written.
+        state: what it depends on besides: the files, and when they were written.
     """
     loader = open_loader(folders, name)
     return loader.load_configuration(name, list(choices), types.RunMode.RUN), loader.files

@@ -406,23 +406,20 @@ def _wrong_arguments(
         )
 
 
+_adapter = cache(partial(TypeAdapter, config=ConfigDict(arbitrary_types_allowed=True)))
+
+
 def _wrong_value(
     argument: inspect.Parameter, module: str, key: str, value: Any
 ) -> Iterator[Problem]:
     """What the annotation of an argument says of a value: JSON, where lists may become tuples."""
     try:
-        _adapter(argument.annotation, module).validate_json(json.dumps(value), strict=True)
+        _adapter(ForwardRef(argument.annotation, module=module)).validate_json(
+            json.dumps(value), strict=True
+        )
     except ValidationError as error:
         # A text may stand for an object, such as a dtype.
         if isinstance(value, Mapping) or "needs_python_object" not in str(error):
             yield from of_schema(error, value, key)
     except Exception:  # an annotation for type checkers only
         return
-
-
-@cache
-def _adapter(annotation: str, module: str) -> TypeAdapter[Any]:
-    return TypeAdapter(
-        ForwardRef(annotation, module=module),  # type: ignore[arg-type]
-        config=ConfigDict(arbitrary_types_allowed=True),
-    )
