@@ -210,8 +210,7 @@ class TableFile:
             stream,
             pa.csv.ReadOptions(
                 use_threads=False,
-                # Half of it is enough for types, and costs each start of a run half as much.
-                block_size=_BLOCK if columns else _BLOCK // 2,
+                block_size=_BLOCK,
                 column_names=text.columns,
                 # So a message about columns that are missing shows that no name is known.
                 autogenerate_column_names=text.header is False and text.columns is None,
