@@ -111,14 +111,14 @@ class StreamReader:
             self._records = forwards(iter(copy(dataset)) if records is dataset else records)
 
     def _through(self, epoch: int, shards: Any, numbers: list[int]) -> Iterator[Any]:
+        ahead: list[float] = []  # the parts of what may be fetched ahead that the next shards take
         for at, number in enumerate(numbers):
-            ahead = 0.0  # the part of what may be fetched ahead that the next shards take
-            for later in numbers[at:] if hasattr(self._dataset, "want_shard") else ():
-                ahead += (share := self._dataset.want_shard(shards[later]))
-                if not share or ahead >= 1:
-                    break
+            wanted = numbers[at + len(ahead) :] if hasattr(self._dataset, "want_shard") else []
+            while wanted and sum(ahead) < 1:
+                ahead.append(self._dataset.want_shard(shards[wanted.pop(0)]))
             self._seed(epoch, number)
             yield from self._dataset.read_shard(shards[number])
+            del ahead[:1]
 
     def _seed(self, epoch: int, shard: int) -> None:
         """Let draws while a shard is read depend on the shard and the epoch alone."""
