@@ -23,6 +23,7 @@ print(json.dumps([code, sorted({name.split(".")[2] for name in sys.modules
 """
 
 
+@pytest.mark.one_in(1 if os.environ.get("CI") else 2)
 @pytest.mark.parametrize(
     ("words", "loaded"),
     [
