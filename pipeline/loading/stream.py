@@ -112,10 +112,11 @@ class StreamReader:
 
     def _through(self, epoch: int, shards: Any, numbers: list[int]) -> Iterator[Any]:
         ahead: list[float] = []  # the parts of what may be fetched ahead that the next shards take
-        for at, number in enumerate(numbers):
-            wanted = numbers[at + len(ahead) :] if hasattr(self._dataset, "want_shard") else []
-            while wanted and sum(ahead) < 1:
-                ahead.append(self._dataset.want_shard(shards[wanted.pop(0)]))
+        later = iter(numbers if hasattr(self._dataset, "want_shard") else ())
+        for number in numbers:
+            # A part of 0 is a shard on this machine: nothing after it is announced before its end.
+            while sum(ahead) < 1 and 0 not in ahead and (wanted := next(later, None)) is not None:
+                ahead.append(self._dataset.want_shard(shards[wanted]))
             self._seed(epoch, number)
             yield from self._dataset.read_shard(shards[number])
             del ahead[:1]

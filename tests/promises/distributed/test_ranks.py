@@ -98,7 +98,6 @@ def test_a_run_resumes_in_worlds_of_other_sizes(strategy, found, tmp_path):
     assert losses(steps) == pytest.approx([s.loss for s in undisturbed.steps], rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.thorough  # `a_run_resumes_in_worlds_of_other_sizes` holds it by default
 def test_a_sharded_fit_resumes_on_one_rank(tmp_path, capsys, monkeypatch):
     """Weights and momenta that two ranks had in parts, from the middle of an epoch."""
     monkeypatch.setenv("PENSTOCK_TRUST", "tests")

@@ -159,7 +159,6 @@ def test_a_job_of_another_process_is_left_alone(sweep, capsys):
     assert [job.status for job in jobs] == ["done", "done"]
 
 
-@pytest.mark.thorough
 def test_another_grid_in_the_same_folder_adds_jobs(sweep):
     begun = []
 
