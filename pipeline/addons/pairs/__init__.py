@@ -231,12 +231,15 @@ class ImageText(TwoViews):
         }
 
     def rendered(self, batch: Batch, outputs: Any = None) -> list[Rendered]:
-        """The caption of each row, and the likest of those shown."""
+        """The caption of each row, and the one of this batch that is nearest to the image."""
         captions = batch.get("caption") or [""] * len(batch.positions)
-        likest = [""] * len(captions)
-        if outputs is not None:
-            likest = [captions[row] for row in (outputs[0] @ outputs[1].T).argmax(1).tolist()]
-        return [Rendered(own, other) for own, other in zip(captions, likest, strict=True)]
+        if outputs is None:
+            return [Rendered(caption) for caption in captions]
+        nearest = [captions[row] for row in (outputs[0] @ outputs[1].T).argmax(1).tolist()]
+        return [
+            Rendered(own, f"nearest of these: {other}" if other else "", wrong=own != other)
+            for own, other in zip(captions, nearest, strict=True)
+        ]
 
 
 def nt_xent(own: Tensor, everything: Tensor, places: Tensor, temperature: float) -> Tensor:

@@ -37,12 +37,13 @@ class Shown(Observer):
     """Keeps the losses of validations, draws predictions and writes the report.
 
     Attributes:
-        by_epoch: rows of the dataset by group, and a few numbers, of each validation.
+        by_epoch: of each validation, rows of the dataset with their losses by group, and a few
+            numbers.
     """
 
     def __init__(self, fit: Fit) -> None:
         self.fit = fit
-        self.by_epoch: dict[int, tuple[dict[str, npt.NDArray[np.int64]], dict[str, Any]]] = {}
+        self.by_epoch: dict[int, tuple[dict[str, dict[int, float]], dict[str, Any]]] = {}
         self._rows: list[npt.NDArray[np.int64]] = []
         self._losses: list[Tensor] = []
         self._works = True
@@ -69,10 +70,14 @@ class Shown(Observer):
         each, middle = min(EACH, -(-count // 3)), (count - 1) // 2
         first = max(each, middle - (each - 1) // 2)
         last = max(count - each, first)
+        chosen = {
+            "best": order[:each],
+            "median": order[first : min(first + each, last)],
+            "worst": order[last:][::-1],
+        }
         groups = {
-            "best": rows[order[:each]],
-            "median": rows[order[first : min(first + each, last)]],
-            "worst": rows[order[last:][::-1]],
+            name: dict(zip(rows[of].tolist(), losses[of].tolist(), strict=True))
+            for name, of in chosen.items()
         }
         epoch, ranks = int(record["epoch"]), self.fit.group.world.size
         self.by_epoch[epoch] = groups, {"epoch": epoch, "samples": count, "ranks": ranks}

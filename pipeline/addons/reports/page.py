@@ -100,8 +100,7 @@ def facts(values: Mapping[str, object], short: bool = False) -> Markup:
     Args:
         short: they fit side by side.
     """
-    present = [(name, value) for name, value in values.items() if value not in (None, "")]
-    return part("facts", present, short)
+    return part("facts", [pair for pair in values.items() if pair[1] not in (None, "")], short)
 
 
 def command(line: str, what: str = "") -> Markup:

@@ -31,7 +31,7 @@ from penstock.addons.reports.values import (
     seconds_of,
     stages,
 )
-from penstock.addons.reports.verdict import baseline_of
+from penstock.addons.reports.verdict import levels
 from penstock.runs.run import Run
 
 FACTS = "report/facts.json"  # which samples.py writes
@@ -43,9 +43,14 @@ _MOST_ROWS = 200  # of a table
 _DRAWN = {
     "": "",
     "marks": " The truth is green, predictions are orange.",
+    "boxes": " The truth is green, predictions are orange.",
     "masks": " The true mask is on the left, the predicted one on the right.",
 }
-_SHAPES = {"clips": "strips", "signals": "wide-ones", "views": "wide-ones"}
+# Boxes have labels, and two masks stand side by side: a square of 100 pixels is too small.
+_SHAPES = {
+    **{"clips": "strips", "signals": "wide-ones", "views": "wide-ones"},
+    **{"boxes": "marked", "masks": "marked"},
+}
 
 
 def curves(run: Run) -> Section | None:
@@ -69,14 +74,6 @@ def curves(run: Run) -> Section | None:
     for name in names:
         title, _, label = name.removeprefix("val/").partition("/")
         panels.setdefault(title, {})[label or "validation"] = name
-    # Constants that the result has to beat, as horizontal lines: a curve alone does not tell
-    # whether 0.4 is good.
-    levels = {baseline_of(run): run.manifest.get("baseline")}
-    levels |= run.manifest.get("comparisons") or {}
-
-    def levels_of(title: str) -> dict[str, float]:
-        numbers = {name: number(values, title) for name, values in levels.items()}
-        return {name: value for name, value in numbers.items() if value is not None}
 
     def line(name: str, label: str, rows: Any = run.metrics, **style: Any) -> dict[str, Any]:
         x, at = column(rows, "step"), column(rows, "epoch")
@@ -93,13 +90,14 @@ def curves(run: Run) -> Section | None:
         x = [ends.get(e - 1, 0) + (s + 1) / accumulate for e, s in zip(epochs, steps, strict=True)]
         notes = (f"epoch {e}, step {s}" for e, s in zip(epochs, steps, strict=True))
         fine = curve("each step", x, run.ledger["loss"], notes, color=MUTED, thin=True)
-    charts.append(chart("Loss", [fine, *own], True, levels=levels_of("loss"), **axis))
+    # A curve alone does not tell whether 0.4 is good; the horizontal line of a constant does.
+    charts.append(chart("Loss", [fine, *own], True, levels=levels(run, "loss"), **axis))
     for title, labels in panels.items():
         # A thousand classes would be a thousand lines in eight colours.
         shown = list(labels.items())[:_MOST_CURVES]
         more = f" ({len(shown)} of {len(labels)} classes)" if len(labels) > len(shown) else ""
         lines = [line(name, label, color=COLORS[i]) for i, (label, name) in enumerate(shown)]
-        charts.append(chart(title + more, lines, levels=levels_of(title), **axis))
+        charts.append(chart(title + more, lines, levels=levels(run, title), **axis))
     rates = run.metrics if run.logs.empty else run.logs
     charts.append(
         chart("Learning rate", [line("lr", "learning rate", rates, color=COLORS[2])], **axis)
@@ -133,7 +131,7 @@ def lines_of(sample: Sample) -> list[str]:
     lines = [str(guess or truth)] if guess or truth else []
     # A right prediction has other words than the truth too, such as its probability.
     if guess and truth and guess != truth and wrong is not False:
-        lines.append(f"{'not' if wrong else 'true'} {truth}")
+        lines.append(f"truth: {truth}")
     if sample.get("loss") is not None:
         lines.append(f"loss {sample['loss']:.3g}")
     lines.append(f"row {sample['row']}" + (f", {sample['words']}" if sample["words"] else ""))
@@ -255,12 +253,11 @@ def samples(run: Run) -> Section | None:
     if facts is None:
         return None
     # Validation samples look as training ones do, and the shape of tiles depends on it.
-    kind = next((batch["kind"] for batch in facts["batches"]), "")
-    parts: list[Markup] = []
+    kind, parts = next((batch["kind"] for batch in facts["batches"]), ""), list[Markup]()
     for batch in facts["batches"]:
         epoch, step, count = batch["epoch"], batch["step"], len(batch["samples"])
         parts += [
-            _heading("h3", f"Training batch: epoch {epoch}, step {step}"),
+            page.part("heading", "h3", f"Training batch: epoch {epoch}, step {step}"),
             page.paragraph(f"As the model got them: {count} of its {batch['rows']} rows."),
             _shown(batch["samples"], kind),
             page.command(replay(run, epoch, step), "To make this batch again:"),
@@ -269,9 +266,9 @@ def samples(run: Run) -> Section | None:
     for sample in facts["predictions"]:
         groups.setdefault(sample["group"], []).append(sample)
     if groups:
-        parts += [_heading("h3", "Predictions of validation"), page.paragraph(_chosen(facts))]
+        parts += [page.part("heading", "h3", "Validation samples"), page.paragraph(_chosen(facts))]
     for group, chosen in groups.items():
-        parts += [_heading("h4", group.capitalize()), _shown(chosen, kind)]
+        parts += [page.part("heading", "h4", group.capitalize()), _shown(chosen, kind)]
     if examples := facts.get("examples"):
         parts.append(page.table("What the model continues", examples[0], examples[1:]))
     parts += map(page.paragraph, facts["notes"])
@@ -309,11 +306,8 @@ def _shown(samples: list[Sample], kind: str) -> Markup:
         }
         for sample in samples
     ]
-    return page.part("tiles", tiles, _SHAPES.get(kind, "square"))
-
-
-def _heading(level: str, text: str) -> Markup:
-    return Markup("<{0}>{1}</{0}>").format(Markup(level), page.shown(text))
+    drawn = str(samples[0].get("drawn"))
+    return page.part("tiles", tiles, _SHAPES.get(kind) or _SHAPES.get(drawn, "square"))
 
 
 SECTIONS: tuple[Callable[[Run], Section | None], ...] = (

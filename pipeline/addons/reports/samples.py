@@ -26,7 +26,6 @@ from penstock.loading.bad_samples import path_of
 from penstock.loading.batch import Batch
 from penstock.loading.facts import own_row, unfiltered
 from penstock.loading.fetch import Compose
-from penstock.order.keys import IntArray
 from penstock.order.plan import End, StreamPlan, length_of
 from penstock.order.seeding import scope
 from penstock.runs.only_shown import only_shown
@@ -73,33 +72,38 @@ def write(
 
 
 def predictions(
-    split: Split, model: nn.Module, objective: Objective, groups: Mapping[str, IntArray] | None
+    split: Split,
+    model: nn.Module,
+    objective: Objective,
+    groups: Mapping[str, Mapping[int, float | None]] | None,
 ) -> list[Sample]:
     """Samples with what the model predicts for them; none of a stream, which has no rows.
 
     Args:
-        groups: rows of the dataset by group, in their order; None: spread evenly over the split.
+        groups: rows of the dataset by group, in their order, with their losses in the validation;
+            None: spread evenly over the split.
     """
     if isinstance(split.plan, StreamPlan):
         return []
     # Spread evenly: the first rows of a sorted folder are all of one class.
     last = len(split.dataset) - 1
     rows = np.unique(np.linspace(0, last, min(last + 1, _SPREAD)).round().astype(np.int64))
-    groups = groups or {"spread over the split": rows}
-    by_row = {int(row): name for name, rows in groups.items() for row in rows}
+    groups = groups or {"spread over the split": dict.fromkeys(rows.tolist())}
+    # A loss over pairs depends on the other rows of its batch, so the loss of these few is another.
+    by_row = {
+        row: {"group": name, "loss": loss}
+        for name, losses in groups.items()
+        for row, loss in losses.items()
+    }
     # The whole measurement again for a few rows, as the loop keeps losses and no outputs.
     device = next(model.parameters()).device
     with _generators(), torch.no_grad():
         # Where rows are packed, each is the beginning of a block of its own.
         request = split.plan.rows(np.array([*by_row], np.int64))
         batch = split.fetch()(request).to(device)
-        losses, outputs = objective.to(device).measure(model.eval(), batch)
-    places, of_rows = objective.by_sample(losses, batch) if losses is not None else ((), ())
-    by_place = dict(zip(map(int, places), map(float, of_rows), strict=True))
+        _, outputs = objective.to(device).measure(model.eval(), batch)
     samples = _samples(split, objective, batch, outputs)
-    for place, sample in samples.items():
-        sample |= {"group": by_row[sample["row"]], "loss": by_place.get(place)}
-    return list(samples.values())
+    return [sample | by_row[sample["row"]] for sample in samples]
 
 
 def draw_batch(split: Split, batch: Batch, folder: Path) -> Path | None:
@@ -142,20 +146,20 @@ def _batches(split: Split, objective: Objective) -> Iterator[dict[str, Any]]:
             "step": step,
             "rows": len(batch.request),
             "kind": _kind(batch, objective)[0],
-            "samples": list(_samples(split, objective, batch, most=_ROWS).values()),
+            "samples": _samples(split, objective, batch, most=_ROWS),
         }
 
 
 def _samples(
     split: Split, objective: Objective, batch: Batch, outputs: Any = None, most: int | None = None
-) -> dict[int, Sample]:
-    """The first rows of a batch that are not padding, as they can be shown, by their places."""
+) -> list[Sample]:
+    """The first rows of a batch that are not padding, as they can be shown."""
     kind, field = _kind(batch, objective)
     # Rows of tables have names and units for people, which their tensors have lost.
     rendered, about = objective.rendered(batch, outputs), getattr(split.dataset, "about", None)
     images = _as_the_model_saw(split, field, batch) if kind in ("images", "views", "clips") else []
     signals = _unpadded(batch, field) if kind == "signals" else []
-    samples = {}
+    samples = list[Sample]()
     rows = range(len(batch.indices)) if batch.valid is None else batch.valid.nonzero().flatten()
     for row in map(int, rows[:most]):
         index, view, picture, words = int(batch.indices[row]), rendered[row], None, ""
@@ -175,20 +179,24 @@ def _samples(
             words = _words(batch, objective, row)
         # Behind a filter the plan counts other rows than the file does.
         own = own_row(split.dataset, index)
-        samples[row] = {
-            "row": index,
-            "path": path_of(split.dataset, index) or ("" if own is None else f"row {own}"),
-            "truth": _shortened(view.truth, 200),
-            "predicted": _shortened(view.predicted, 200),
-            "wrong": view.wrong,
-            "drawn": "masks"
-            if view.mask is not None
-            else "marks"
-            if any(one is not None for one in (view.points, view.boxes, view.past))
-            else "",
-            "words": _shortened(words, 600),
-            **({"uri": _uri(picture)} if picture else {}),
-        }
+        samples.append(
+            {
+                "row": index,
+                "path": path_of(split.dataset, index) or ("" if own is None else f"row {own}"),
+                "truth": _shortened(view.truth, 200),
+                "predicted": _shortened(view.predicted, 200),
+                "wrong": view.wrong,
+                "drawn": "masks"
+                if view.mask is not None
+                else "boxes"
+                if view.boxes is not None
+                else "marks"
+                if view.points is not None or view.past is not None
+                else "",
+                "words": _shortened(words, 600),
+                **({"uri": _uri(picture)} if picture else {}),
+            }
+        )
     return samples
 
 

@@ -69,11 +69,26 @@ def write(folder: Path) -> Path:
     mean = next(name for name in means if name.startswith("mean "))
     # A setting that lacks jobs stands behind: the easiest fold is no result.
     means = means.sort_values(["jobs", mean], ascending=[False, sign > 0])
+    best += _equals(means, mean, varied)
     sweep = Sweep(folder, jobs, runs, troubles, means, varied, best)
     parts = [section for make in (leaderboard, curves) if (section := report.part_of(make, sweep))]
     foot = f"Made from the files in {folder}; task=report makes it again."
     made = page.render(f"Sweep {folder.name}", "a sweep", _lead(sweep), parts, foot)
     return report.write(folder, made)
+
+
+def _equals(means: Any, mean: str, varied: Sequence[str]) -> str:
+    """Which settings the best mean does not beat by more than its standard deviation."""
+    best, *others = means.to_dict("records")
+    spread = max((best[name] for name in best if name.startswith("over ")), default=0.0)
+    near = [
+        " ".join(f"{key}={one[key]}" for key in varied if key in one)
+        for one in others
+        if one["jobs"] == best["jobs"] and abs(one[mean] - best[mean]) <= spread
+    ]
+    # With few seeds, the best of ten settings is often the luckiest one.
+    names = near[0] if len(near) == 1 else f"{len(near)} others"
+    return f", within its standard deviation ({numeral(spread)}) of {names}" if near else ""
 
 
 def _lead(sweep: Sweep) -> Markup:
@@ -85,10 +100,12 @@ def _lead(sweep: Sweep) -> Markup:
     jobs = f"{states.count('done')} of {counted(len(states), 'job')} done; {', '.join(undone)}"
     if not undone:
         jobs = f"All {len(states)} jobs are done" if len(states) > 1 else "The job is done"
-    word = "unfinished" if state == "failed" else state
     best = f"Best {sweep.best}." if sweep.best else "No job has a value yet."
     line = Markup('<p class="verdict"><span class="state {}">{}</span> {}. {}</p>').format(
-        state, word, page.shown(jobs), page.shown(best)
+        state,
+        "unfinished" if state == "failed" else state,
+        page.shown(jobs),
+        page.shown(best),
     )
     more = page.paragraph("The sweep's command runs what is missing.") if not whole else None
     return page.together(line, more)
@@ -110,8 +127,8 @@ def leaderboard(sweep: Sweep) -> Section:
             page.shown(job.status), page.shown(job.status)
         )
         rows.append([name, badge, *own, *values, sweep.troubles[job.name][:300]])
-    columns = range(2 + len(sweep.varied), len(head) - 1)
-    jobs = page.table("The jobs, the best first", head, rows, columns, without_empty=True)
+    numbers = range(2 + len(sweep.varied), len(head) - 1)
+    jobs = page.table("The jobs, the best first", head, rows, numbers, without_empty=True)
     if len(sweep.means) == len(sweep.jobs):
         # Each setting ran once: means and jobs would be the same table twice.
         return Section("Leaderboard", jobs)
@@ -119,10 +136,7 @@ def leaderboard(sweep: Sweep) -> Section:
         ["" if of != of else numeral(of) if isinstance(of, float) else of for of in row]
         for row in sweep.means.itertuples(index=False)
     ]
-    # Jobs of two seeds may differ in their folds, too.
-    caption = (
-        "Means of settings, and standard deviations: over seeds, of the mean of each one's jobs"
-    )
+    caption = "Mean over the jobs of each setting; standard deviations over seeds or folds"
     means = page.table(caption, [*sweep.means.columns], lines)
     every = page.part("folded", f"All {counted(len(rows), 'job')}", jobs)
     return Section("Leaderboard", page.together(means, every))

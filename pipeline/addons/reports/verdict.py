@@ -67,11 +67,13 @@ def result(run: Run) -> str:
 def _stopped(run: Run) -> str:
     if run.state not in _STOPPED:
         return ""
-    last = furthest(run)
-    how = _STOPPED[run.state]
+    last, start = furthest(run), run.sessions[-1] if run.sessions else {}
+    reason = str(start.get("reason") or "")
     where = f" in epoch {last['epoch']}, after {counted(last['step'], 'step')}" if last else ""
-    reason = run.sessions[-1].get("reason") if run.sessions else None
-    return f"{how}{where}: {reason}." if reason else f"{how}{where}."
+    # The records end before the batch that a reason names.
+    how = _STOPPED[run.state] + ("" if _ADDRESS.search(reason) else where)
+    text = f"{how}: {reason}." if reason else f"{how}."
+    return text + _smaller(run) if reason.startswith("the loss is") else text
 
 
 def monitored(run: Run) -> tuple[str, float | None, float | None, int | None]:
@@ -81,7 +83,7 @@ def monitored(run: Run) -> tuple[str, float | None, float | None, int | None]:
     return (
         name,
         number(record, f"val/{name}"),
-        number(run.manifest.get("baseline"), name),
+        baseline_of(run, name)[1],
         None if epoch is None else int(epoch),
     )
 
@@ -100,7 +102,7 @@ def _reached(run: Run) -> str:
         return f"{text}."
     # Whether less or more is better depends on the metric, so the sentence has to say it.
     how = "no better" if own == constant else "better" if is_better(run) else "worse"
-    return f"{text}, {how} than {numeral(constant)} of {baseline_of(run)}."
+    return f"{text}, {how} than {numeral(constant)} ({baseline_of(run, name)[0]})."
 
 
 def is_better(run: Run) -> bool:
@@ -111,19 +113,27 @@ def is_better(run: Run) -> bool:
     return own != constant and (own > constant) == (run.manifest.get("mode") == "max")
 
 
-def baseline_of(run: Run) -> str:
-    """What the result is compared with."""
-    return str(run.manifest.get("baseline_name") or "a constant prediction")
+def levels(run: Run, metric: str) -> dict[str, float]:
+    """What a result has to beat, the baseline first: values of a metric by name."""
+    every = {
+        run.manifest.get("baseline_name") or "a constant prediction": run.manifest.get("baseline"),
+        **(run.manifest.get("comparisons") or {}),
+    }
+    found = ((str(name), number(level, metric)) for name, level in every.items())
+    return {name: value for name, value in found if value is not None}
+
+
+def baseline_of(run: Run, metric: str) -> tuple[str, float | None]:
+    """The first of them: its name and value."""
+    return next(iter(levels(run, metric).items()), ("", None))
 
 
 def concern(run: Run) -> str:
     """What is wrong with the losses, and the likely way out; empty where nothing is."""
     train, val = (column(run.metrics, name) for name in ("train/loss", "val/loss"))
     # One epoch says nothing yet: its training loss is a mean from the first random weights on.
-    level, rate = (
-        number(run.manifest.get("baseline"), "loss") if len(train) > 1 else None,
-        _smaller(run),
-    )
+    against, level = baseline_of(run, "loss") if len(train) > 1 else ("", None)
+    rate = _smaller(run)
     # A training loss that is not a number ends the run, which says so itself.
     if not len(train) or not np.isfinite(train[-1]):
         return ""
@@ -132,17 +142,19 @@ def concern(run: Run) -> str:
         return f"The validation loss was not a number in the last epoch.{rate}"
     best = measured[val[measured].argmin()] if len(measured) else -1
     first, last, least = float(train[0]), float(train[-1]), float(val[best])
-    if last > first + _MUCH * abs(first):
+    # A GAN has no validation loss, and its training loss may rise while its metric improves, which
+    # is best in a later epoch than the first.
+    if last > first + _MUCH * abs(first) and (len(measured) or not monitored(run)[3]):
         return f"Training diverged: its loss rose from {numeral(first)} to {numeral(last)}.{rate}"
     # Before the next cases: at chance level, a rising validation loss is noise and no overfitting.
     if level is not None and last >= level and least >= level:
         # A loss that still falls is above the constant's because the run was short.
         return (
-            f"It is no better than a constant: neither the training loss, {numeral(last)}, nor the "
-            f"validation loss is below {numeral(level)} of {baseline_of(run)}."
+            f"Neither the training loss, {numeral(last)}, nor the validation loss, "
+            f"{numeral(least)} at best, is better than {numeral(level)} ({against})."
         ) + (
             " More epochs may help: the training loss still fell."
-            if last < (1 - _MUCH) * train[len(train) // 2]
+            if last < (1 - _MUCH) * train[(len(train) - 1) // 2]
             else rate
         )
     if len(train) > 2 and np.ptp(train) < _LITTLE * abs(first):
@@ -155,8 +167,8 @@ def concern(run: Run) -> str:
         )
     if level is not None and least > level:
         return (
-            f"The validation loss, {numeral(least)} at best, is worse than {numeral(level)} of "
-            f"{baseline_of(run)}.{rate}"
+            f"The validation loss, {numeral(least)} at best, is worse than {numeral(level)} "
+            f"({against}).{rate}"
         )
     return ""
 
@@ -179,7 +191,7 @@ def _bound(run: Run) -> str:
     if loader.get("num_workers") == 0 or loader.get("backend") == "main":
         return f"{waiting}: training makes its own batches. Use workers: loader=fast."
     most = max(spent, key=lambda stage: spent[stage], default="")
-    took = f" A sample takes {numeral(sum(spent.values()), 3)} ms, most of it for {most}."
+    took = f" A sample takes {numeral(sum(spent.values()), 3)} ms; its slowest stage is {most}."
     return f"Loading is the bottleneck: {waiting}.{took if most else ''}"
 
 
@@ -191,7 +203,7 @@ def figures(run: Run) -> list[tuple[str, object, object]]:
     steps = int(run.metrics["step"].iloc[-1]) if len(run.metrics) else 0
     numbers = [
         (f"best {name}", numeral(own), f"in epoch {epoch}"),
-        (baseline_of(run), "" if own is None else numeral(constant), f"{name} to beat"),
+        (baseline_of(run, name)[0], "" if own is None else numeral(constant), f"{name} to beat"),
         # The test split is read once, at the end, so that no choice can have been made by it.
         (f"test {name}", numeral(tested), "measured once"),
         ("epochs", len(run.metrics) or "", counted(steps, "step")),
@@ -225,7 +237,7 @@ def to_type(run: Run) -> list[tuple[str, str]]:
     if ended and _improves(run) and is_better(run) and not concern(run):
         more = command(run, resume, f"trainer.max_epochs={2 * len(run.metrics)}")
         lines.append((more, "It was still getting better. To train longer:"))
-    if not lines:
+    if not lines and monitored(run)[1] is not None:
         words = "task=validate", program.override("checkpoint", run.path)
         lines.append((command(run, *words, again=True), "To measure its best weights again:"))
     return lines

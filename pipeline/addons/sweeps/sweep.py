@@ -337,7 +337,7 @@ def tables(jobs: Sequence[Job]) -> tuple[Any, Any, list[str], str]:
     of = " ".join(f"{key}={best[key].iloc[0]}" for key in varied if key in best and len(best))
     return (
         *(frame, summary, varied),
-        "" if best.empty else f"{metric} {best[metric].iloc[0]:.6g} with {of or '(defaults)'}",
+        "" if best.empty else f"{metric} {best[metric].iloc[0]:.4g} with {of or '(defaults)'}",
     )
 
 

@@ -17,10 +17,10 @@ from penstock.addons.pairs import (
     ImageEncoder,
     ImageText,
     Retrieval,
-    TwoTowers,
     TwoViews,
     nt_xent,
 )
+from penstock.addons.reports.run_page import read
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError
 from penstock.loading.batch import Batch
@@ -124,15 +124,23 @@ def test_what_makes_no_views_is_refused():
         TwoViews().loss(ImageEncoder(), batch(image=torch.zeros(2, 3, 32, 32)))
 
 
-def test_towers_take_pictures_and_texts():
-    class Words(nn.Module):
-        def forward(self, tokens, lengths):
-            return tokens.float()
-
-    model = TwoTowers(ImageEncoder(5, where=True), Words(), temperature=0.2)
-    places = model(torch.zeros(2, 3, 32, 32), torch.ones(2, 5), torch.tensor([5, 5]))
-    assert [place.shape for place in places] == [(2, 5), (2, 5)]
-    assert model.factor().item() == pytest.approx(5.0)
+def test_a_report_has_the_losses_of_the_validation_and_the_nearest_captions(
+    tmp_path, capsys, reports
+):
+    """Of a loss over pairs: a batch of the rows that are shown would give others."""
+    words = ["experiment=image_text", *SMALL, "batch.val_size=3", "loader=debug", "tracker=none"]
+    words += ["dataset.count=60", "trainer.max_steps=1", f"run_dir={tmp_path / 'run'}"]
+    assert command.main(words) == 0, capsys.readouterr().err
+    shown = read(tmp_path / "run")["predictions"]
+    best, worst = (
+        [one["loss"] for one in shown if one["group"] == group] for group in ("best", "worst")
+    )
+    assert len(best) == len(worst) == 4
+    assert best == sorted(best)
+    assert worst == sorted(worst, reverse=True)
+    assert best[-1] < worst[-1]
+    for one in shown:
+        assert one["wrong"] == (one["predicted"] != f"nearest of these: {one['truth']}")
 
 
 def test_two_ranks_have_the_losses_of_one(tmp_path, capsys):

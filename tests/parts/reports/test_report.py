@@ -164,11 +164,11 @@ def made_up(folder, values, mode="min", **manifest):
 @pytest.mark.parametrize(
     ("values", "mode", "constant", "said"),
     [
-        ([0.5, 0.4], "min", 0.8, "x reached 0.4 in epoch 1, better than 0.8 of mean target."),
-        ([0.9], "min", 0.8, "worse than 0.8 of mean target."),
-        ([0.9], "max", 0.8, "better than 0.8 of mean target."),
-        ([0.1], "max", 0.0, "better than 0 of mean target."),
-        ([0.5], "max", 0.5, "no better than 0.5 of mean target."),
+        ([0.5, 0.4], "min", 0.8, "x reached 0.4 in epoch 1, better than 0.8 (mean target)."),
+        ([0.9], "min", 0.8, "worse than 0.8 (mean target)."),
+        ([0.9], "max", 0.8, "better than 0.8 (mean target)."),
+        ([0.1], "max", 0.0, "better than 0 (mean target)."),
+        ([0.5], "max", 0.5, "no better than 0.5 (mean target)."),
         ([0.5], "max", None, "x reached 0.5 in epoch 0."),
     ],
 )  # fmt: skip
@@ -181,8 +181,7 @@ def test_a_result_is_told_beside_a_constant(values, mode, constant, said, tmp_pa
 
 
 RATE = " A smaller learning rate may help: optimizer.lr=0.0005."
-NONE = "It is no better than a constant: neither the training loss,"
-WORSE = "nor the validation loss is below 0.69 of a constant prediction"
+NONE = "Neither the training loss, 1.3, nor the validation loss, 0.7 at best, is better than 0.69"
 
 
 @pytest.mark.parametrize(
@@ -190,29 +189,34 @@ WORSE = "nor the validation loss is below 0.69 of a constant prediction"
     [
         ([0.7, 0.5], [0.6, 0.5], ""),
         ([1.3, 3.8], [0.7, 18.0], f"Training diverged: its loss rose from 1.3 to 3.8.{RATE}"),
-        ([3.8, 1.3], [18.0, 0.7], f"{NONE} 1.3, {WORSE}.{RATE}"),
-        ([3.8, 2.0, 1.3], [18.0, 2.0, 0.7], f"{NONE} 1.3, {WORSE}. More epochs may help"),
+        ([1.3, 3.8], None, ""),
+        ([1.3, 1.3], [18.0, 0.7], f"{NONE} (chance).{RATE}"),
+        ([3.8, 1.3], [18.0, 0.7], f"{NONE} (chance). More epochs may help"),
         ([0.69, 0.69, 0.689], [0.68] * 3, "The training loss stayed at 0.689: a larger"),
         ([0.6, 0.4, 0.1], [0.5, 0.6, 0.9], "It overfits: after epoch 0 the validation loss rose"),
-        ([0.6, 0.5], [9.0, 0.8], "The validation loss, 0.8 at best, is worse than 0.69 of a const"),
+        ([0.6, 0.5], [9.0, 0.8], "The validation loss, 0.8 at best, is worse than 0.69 (ch"),
         ([0.6, 0.5], [0.6, None], "The validation loss was not a number in the last epoch."),
         ([0.8], [0.9], ""),
     ],
 )
 def test_losses_that_went_wrong_are_told(train, val, said, tmp_path):
-    """Also where the monitored metric is the best so far; then nobody is told to train longer."""
+    """Also where the monitored metric is the best so far; then nobody is told to train longer. Of a
+    GAN, without a validation loss, the metric alone tells.
+    """
     values = [0.1 * (epoch + 1) for epoch in range(len(train))]
-    losses = {"train/loss": train, "val/loss": val}
-    found = made_up(tmp_path, values, "max", baseline={"x": 0.0, "loss": 0.69}, losses=losses)
+    losses = {"train/loss": train} | ({"val/loss": val} if val else {})
+    levels = {"comparisons": {"chance": {"x": 0.0, "loss": 0.69}}}
+    found = made_up(tmp_path, values, "max", **levels, losses=losses)
     assert verdict.concern(found).startswith(said)
     assert bool(verdict.concern(found)) == bool(said)
     longer = [what for _, what in verdict.to_type(found) if "still getting better" in what]
     assert bool(longer) == (len(train) > 1 and not said)
 
 
-def test_a_result_at_chance_is_not_getting_better(tmp_path):
-    found = made_up(tmp_path, [0.4, 0.5], "max", baseline={"x": 0.5})
+def test_a_result_at_chance_is_not_getting_better_and_none_is_not_measured_again(tmp_path):
+    found = made_up(tmp_path / "a", [0.4, 0.5], "max", baseline={"x": 0.5})
     assert not [what for _, what in verdict.to_type(found) if "still getting better" in what]
+    assert verdict.to_type(made_up(tmp_path / "b", [0.5], best=None, monitor=None)) == []
 
 
 @pytest.mark.parametrize(
@@ -226,7 +230,7 @@ def test_a_result_at_chance_is_not_getting_better(tmp_path):
             19.0,
             2,
             "Loading is the bottleneck: 11% of the time went into waiting for data. A sample "
-            "takes 19 ms, most of it for read.",
+            "takes 19 ms; its slowest stage is read.",
         ),
     ],
 )  # fmt: skip
@@ -251,7 +255,8 @@ def test_what_to_type_next(values, mode, said, tmp_path):
 
 def test_a_run_that_failed_names_its_batch(runs):
     failed = Run(runs / "failed")
-    assert verdict.sentence(failed).startswith("It failed: the loss is nan at epoch 0, step 1.")
+    text = "It failed: the loss is nan at epoch 0, step 1. A smaller learning rate may help"
+    assert verdict.sentence(failed).startswith(text)
     lead = verdict.lead(failed)
     assert "task=replay epoch=0 step=1" in lead
     assert f"resume={runs / 'failed'}" in lead

@@ -10,7 +10,7 @@ const element = (name, attributes, ...children) => {
 };
 const numeral = (value) => {
   const size = Math.abs(value), far = size && (size < 1e-4 || size >= 1e7);
-  const text = far ? value.toExponential(3) : value.toLocaleString("en", { maximumSignificantDigits: 4 });
+  const text = far ? Number(value.toPrecision(4)).toExponential() : value.toLocaleString("en", { maximumSignificantDigits: 4 });
   return text.replace("-", "−");
 };
 const percent = (value) => (100 * value).toLocaleString("en", { maximumFractionDigits: 1 }) + "%";
