@@ -201,18 +201,23 @@ class RecordFiles:
         where = self.addresses[file] if self.is_remote else self.path(file).absolute()
         return f"{where}\0{self.sizes[file]}\0{self._items[file].version}"
 
-    def sample(self, file: int, pieces: int) -> list[bytes | memoryview]:
-        """That many pieces of 4 KiB, evenly spread, for a fingerprint; all of a smaller file."""
-        size = int(self.sizes[file])
-        if size <= _PIECE * pieces:
-            return [self.at(file, 0, size)]
-        starts = np.arange(pieces, dtype=np.int64) * (size - _PIECE) // max(pieces - 1, 1)
-        return self.read(Spans(np.full(pieces, file), starts, starts + _PIECE))
+    def sample(self, files: Sequence[int], pieces: int) -> list[bytes | memoryview]:
+        """That many pieces of 4 KiB of each file, evenly spread, for a fingerprint; all of a
+        smaller file. From a store they come by one request, so that their reader waits once."""
+        spans = []
+        for file, size in zip(files, self.sizes[files].tolist(), strict=True):
+            starts = np.arange(pieces, dtype=np.int64) * (size - _PIECE) // max(pieces - 1, 1)
+            spans.append(
+                Spans(np.full(pieces, file), starts, starts + _PIECE)
+                if size > _PIECE * pieces
+                else self.whole_of([file])
+            )
+        return self.read(Spans(*map(np.concatenate, zip(*spans, strict=True))))
 
     def pieces(self) -> list[bytes | memoryview]:
         """64 pieces of 4 KiB, evenly spread over the files and in each, for a fingerprint."""
         chosen = np.linspace(0, len(self) - 1, min(len(self), _PIECES)).astype(np.int64).tolist()
-        return [piece for file in chosen for piece in self.sample(file, _PIECES // len(chosen))]
+        return self.sample(chosen, _PIECES // len(chosen))
 
     def companions(self, suffix: str) -> list[bytes | None]:
         """The content of the file beside each that has its name and this suffix; None without."""

@@ -349,7 +349,7 @@ class _Numbers:
 
     def sample(self) -> list[bytes]:
         """Pieces of the file, for a fingerprint."""
-        return [*map(bytes, self.files.sample(0, 64))]
+        return [*map(bytes, self.files.sample([0], 64))]
 
     def _spans(self, firsts: IntArray, stops: IntArray) -> Spans:
         bounds = self._start + np.stack([firsts, stops]) * self.dtype.itemsize

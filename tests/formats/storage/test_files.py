@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -65,12 +66,18 @@ def test_spans_of_files_here_and_there_are_the_same(folder, tmp_path):
         with there.open(5) as opened, here.open(5) as other:
             assert opened.seek(-70, os.SEEK_END) == other.seek(-70, os.SEEK_END)
             assert opened.read() == other.read()
-        assert [bytes(piece) for piece in here.sample(5, 8)] == [
-            bytes(piece) for piece in there.sample(5, 8)
-        ]
         for number in range(len(SIZES)):
             assert there.path(number).read_bytes() == here.path(number).read_bytes()
         assert not shelf.requests["HEAD"]
+
+
+def test_pieces_for_a_fingerprint_are_waited_for_once(folder, tmp_path):
+    here = RecordFiles.of(str(folder), [".bin"])
+    with bucket(folder, tmp_path) as (shelf, files):
+        there = RecordFiles.of("s3://data", [".bin"], files)
+        shelf.latency, began = 1, time.monotonic()
+        assert [*map(bytes, there.pieces())] == [*map(bytes, here.pieces())]
+        assert time.monotonic() - began < 3, "and not for each of five files"
 
 
 def test_threads_and_processes_share_a_cache(folder, tmp_path):
