@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-PREEMPTED = 75  # the exit code of a run that was asked to stop and can go on (EX_TEMPFAIL)
+PREEMPTED = 75  # the exit code of a run that was asked to stop and can resume (EX_TEMPFAIL)
 
 
 class PenstockError(Exception):

@@ -66,7 +66,7 @@ class Handler(logging.StreamHandler[TextIO]):
 def progress(
     what: str, total: float | None = None, unit: str = ""
 ) -> Iterator[Callable[..., None]]:
-    """Show how far a long thing has come; `show(done, note="")` is called as it goes on.
+    """Show the progress of long work, which calls `show(done, note="")` as it proceeds.
 
         with progress("indexing a.csv", size, "bytes") as show:
             for place in places:

@@ -360,7 +360,7 @@ class Split:
     @property
     def _tokenizer(self) -> Any:
         """The step whose tokens are the lengths that the sampler chooses by; None without one."""
-        # A text's length in characters says little of its tokens, which are what costs.
+        # A text's length in characters says little about its number of tokens, which is its cost.
         counts = "length" in _columns_read(self.config.sampler)
         return next(
             (s for s in self.transform.steps.values() if hasattr(s, "counting") and counts), None

@@ -227,7 +227,7 @@ def _noting(problems: list[Problem], key: str) -> Iterator[None]:
         problems += error.problems
     except (errors.HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
         group, _, option = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
-        # Without what OmegaConf says of types, and Hydra of its search path.
+        # Without OmegaConf's remarks on types, and Hydra's on its search path.
         text = re.split(r"\n +full_key:|\nConfig search", f"{error}\n{error.__cause__ or ''}")[0]
         problems.append(
             Problem(

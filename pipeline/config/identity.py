@@ -61,7 +61,7 @@ def effect_of(key: str) -> Effect:
 def identity(config: Config, split: str | None = None) -> dict[str, str]:
     """The keys that must be the same for one run to continue another, with their values.
 
-    What the data is read by is not among them: its fingerprint stands for it.
+    Keys that say how data is read are not among them: its fingerprint replaces them.
 
     Args:
         split: only the keys that make its batches.

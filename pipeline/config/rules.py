@@ -19,7 +19,7 @@ from penstock.transforms.image import Normalize
 
 
 def find(config: Config) -> list[Problem]:
-    """The problems of a configuration of which every key and every target is right."""
+    """The problems of a configuration whose keys and targets are all valid."""
     return [
         Problem(key, reason)
         for rules in (_batches, _rows, _pixels, _validation)

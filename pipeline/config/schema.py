@@ -207,7 +207,7 @@ class TrainerSection(Section):
     limit_batches: Annotated[dict[Literal["train", "val"], Count | None], WEIGHTS] = {}
     overfit_batches: Annotated[Count | None, TRAINING] = None
     skip: Annotated[
-        # It raises ValueError for what names no addresses.
+        # It raises ValueError for what is not a list of addresses.
         Annotated[list[Any], AfterValidator(lambda value: [value, Skipped.of(value)][0])] | None,
         WEIGHTS,
     ] = None

@@ -146,9 +146,9 @@ class Group:
             looking.join(2 * _ANSWERS)
             time.sleep(_ANSWERS * self.is_first)  # the store may end with this process
             late = LateError(
-                f"ranks wait for others in vain, for {self._timeout:g} s (distributed.timeout). "
+                f"ranks have waited in vain for {self._timeout:g} s (distributed.timeout). "
                 "Gone or late: rank "
-                f"{str(missing)[1:-1] or 'none, so they wait at different places'}. "
+                f"{str(missing)[1:-1] or 'none, so they wait in different places'}. "
                 "kill -USR2 PID prints where a process stands"
             )
             late.reported = self.world.rank != next(one for one in ranks if one not in missing)

@@ -22,7 +22,7 @@ _LAUNCHER = "PENSTOCK_LAUNCHER"  # its process, which a person may want to signa
 
 
 class RanksError(PenstockError):
-    """A rank failed; the message is empty where it has said why itself."""
+    """A rank failed; the message is empty if the rank has printed it itself."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

@@ -126,7 +126,7 @@ def append(path: Path, lines: Iterable[str]) -> None:
             while data:
                 data = data[file.write(data) :]
         except OSError:
-            # A full disk takes a part of a line; the next record would be joined to it.
+            # A full disk keeps a part of a line; the next record would be joined to it.
             file.truncate(size)
             raise
 

@@ -193,7 +193,7 @@ def columns_of(dataset: Any, fields: Fields = NAMELESS) -> Columns:
     if isinstance(dataset, TensorDataset):
         named = zip(fields.of(len(dataset.tensors)), dataset.tensors, strict=True)
         return {name: tensor.cpu().numpy() for name, tensor in named if tensor.ndim == 1}
-    # Only arrays: a method or a list of the same name is none of ours.
+    # Only arrays: a method or a list of the same name means something else.
     lengths: Any = getattr(dataset, "lengths", None)
     if hasattr(lengths, "dtype") and (
         lengths.dtype.kind not in "iu" or len(lengths) != len(dataset)

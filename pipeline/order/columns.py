@@ -18,7 +18,7 @@ def column_of(
     """A column of the dataset's table, checked to exist and to have no gaps: [rows].
 
     Args:
-        metadata: pandas' table, or a mapping of columns; None: there is none.
+        metadata: a pandas table or a mapping of columns, or None.
         argument: that names the column, for messages.
         section: of the configuration, for messages.
     """

@@ -56,7 +56,7 @@ def _from_text(text: str) -> int:
 
 def hash64(*parts: int | str) -> int:
     """Fold `parts` into a key in [0, 2^64); stable across processes, machines and versions."""
-    # It begins with their number, so that no key is the state on the way to a longer one.
+    # It begins with the number of parts, so that no key is an inner state of a longer one.
     return hash64_on(len(parts), *parts)
 
 

@@ -81,7 +81,7 @@ def entries(left_out: Iterable[LeftOut], split: str, dataset: str) -> list[Entry
 
 
 class QuarantineFile:
-    """Appends new samples to the quarantine.csv at `path`, and makes it at the first one."""
+    """Appends new samples to the quarantine.csv at `path`, which the first one creates."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

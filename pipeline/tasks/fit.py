@@ -285,7 +285,7 @@ class Fit:
                 folder.release()
 
     def _how_to_see(self, error: NonFiniteLossError) -> str:
-        """A loss that is not finite, with the commands that show its batch and go on without it."""
+        """A loss that is not finite, with commands to show its batch and to continue without it."""
         words = "task=replay", f"epoch={error.epoch}", f"step={error.step}"
         again = program.text(*of_run(overrides()), *words)
         here = Skipped.of([[error.epoch, error.step], [error.epoch, error.step + 1]])

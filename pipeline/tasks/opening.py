@@ -113,7 +113,7 @@ def find(config: Config, group: Group, own: Mapping[str, Any]) -> Opened:
         ConfigError: there is nothing to resume, or it is another run.
         CheckpointError: the named checkpoint, or all of them, cannot be used.
     """
-    # A launcher on any machine that has started its ranks again wants them to go on.
+    # If the launcher of any machine has started its ranks again, all of them resume.
     is_again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     opened = Opened(fingerprint=own, restarted=any(group.gather(is_again)))
     if group.is_first:
@@ -185,7 +185,7 @@ def _folder(config: Config, size: int, opened: Opened, facts: Mapping[str, Any])
         )
         before = folder.manifest.get("data", {})
         if same_data(before, facts["data"]) is False:
-            # Of two kinds of data, no fingerprint stands for all.
+            # After a change of the data, no single fingerprint describes it.
             before["train"] = f"{before.get('train')}, then {facts['data']['train']}"
             before["identity"] = {**before.get("identity", {}), "train": UNPROVEN}
         # Lines behind the checkpoint are of batches that come again, and each address has one line.
@@ -194,12 +194,12 @@ def _folder(config: Config, size: int, opened: Opened, facts: Mapping[str, Any])
         folder.note(skipped=skipped.ranges)
     if newest is not None:
         for path, reason in newest.skipped:
-            say(f"cannot use {path}: {reason}; the steps behind {newest.path.name} are taken again")
+            say(f"cannot use {path}: {reason}; the run repeats the steps after {newest.path.name}")
         epoch, step = opened.start
         say(f"resuming {folder.path} at epoch {epoch}, step {step} ({newest.path.name})")
         if opened.renewed is not None:
             planned = sum(newest.state["fingerprint"].get(resume.SCHEDULES, [0]))
-            moves = f"{opened.renewed} moves of the learning rate that are left"
+            moves = f"remaining {opened.renewed} changes of the learning rate"
             say(f"schedule: a new one for the {moves}; the run's was made for {planned}")
     return folder
 

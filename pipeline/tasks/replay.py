@@ -66,7 +66,7 @@ def recompute(split: Split, config: Config) -> Batch:
     if steps is not None and config.step >= steps:
         reason = f"{where} has {steps} steps, 0 to {steps - 1}, and no step {config.step}"
         raise ConfigError(Problem("step", reason))
-    # It can be made all the same, and who skips a batch wants to see it.
+    # It can still be made, and people want to see the batch that they skip.
     if address in plan.skipped:
         say(f"training leaves this batch out: trainer.skip={plan.skipped}")
     request: Any = plan.request(*address)

@@ -237,7 +237,7 @@ class _Fit:
         loaders = [loader for loader in (self.train, self.val) if loader is not None]
         before, self.deaths = self.deaths, sum(loader.workers.deaths for loader in loaders)
         record["worker_deaths"] = sum(self.group.gather(self.deaths - before))
-        # An epoch that goes on, as max_steps was raised, has one record.
+        # An epoch that continues after max_steps was raised has one record.
         result.history = [one for one in result.history if one["epoch"] != epoch] + [record]
         step.move_schedule("epoch", record.get(f"val/{options.monitor}"))
         if not step.finished or not self._has_steps(*self.address):

@@ -3,7 +3,7 @@
     Regression           numbers
     LandmarkRegression   points in an image
     Classification       one class of several
-    MultiLabel           several classes, each of which is there or not
+    MultiLabel           any number of the classes for each sample
 
 Each has the members that docs/own_parts.md lists, as a person's own objective would; classes of
 your own may be derived from them. `adapter.py` calls them, and takes padding out of batches before.

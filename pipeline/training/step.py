@@ -357,10 +357,10 @@ class TrainStep:
         return True
 
     def move_schedule(self, unit: str, monitored: float | None = None) -> None:
-        """Move a scheduler that counts such units, "step" or "epoch".
+        """Move the scheduler, if it counts this unit: "step" or "epoch".
 
         Args:
-            monitored: the metric of an epoch, which one that waits for a plateau goes by.
+            monitored: the metric of an epoch, for a scheduler that waits for a plateau.
         """
         if isinstance(self.scheduler, ReduceLROnPlateau):
             if monitored is not None:

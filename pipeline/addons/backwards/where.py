@@ -126,7 +126,7 @@ def _fate(split: Split, address: Address) -> str:
     if address.step >= steps[-1]:
         return f"behind the {steps[-1]} batches of the epoch (batch.tail=drop, or a limit)"
     updates = sum(-(-count // trainer.accumulate) for count in (*steps[:-1], address.step + 1))
-    # A skipped batch is no step, so with some nobody knows which batch is the last.
+    # A skipped batch is no step, so where some are skipped the last batch is not known.
     is_over = trainer.max_steps is not None and updates > trainer.max_steps and not plan.skipped
     is_behind = split.is_train and (is_over or address.epoch >= trainer.max_epochs)
     return "behind the end (trainer.max_epochs, trainer.max_steps)" if is_behind else ""
@@ -146,7 +146,7 @@ def _wanted(sample: Any, split: Split) -> np.ndarray:
         if number.lstrip("+-").isdecimal() and source in sources:
             # Rows of a mixture's sources stand one after the other.
             first = sum([*sources.values()][1 : [*sources].index(source)])
-            # Of a number that the source does not have, nothing is wanted.
+            # A number that the source does not have selects nothing.
             own[first : first + sources[source]] |= np.arange(sources[source]) == int(number)
         elif is_expression(text):
             own |= Expression(text, "sample").mask(table)
@@ -156,7 +156,7 @@ def _wanted(sample: Any, split: Split) -> np.ndarray:
                 if table is not None and "path" in table
                 else (path_of(whole, row) for row in range(len(whole)))
             )
-            # The end of a path is enough: nobody types the folder of the data.
+            # The end of a path is enough: people do not type the folder of the data.
             own |= [f"/{path}".endswith("/" + text.strip().lstrip("./")) for path in paths]
     # Numbers are the dataset's own; the plan counts what its filter has left.
     wanted: np.ndarray = own[split.dataset.rows] if isinstance(split.dataset, SomeRows) else own

@@ -118,7 +118,7 @@ class Forecasting(Regression):
 
 
 class SeasonalNaive(nn.Module):
-    """The value so many steps before, of the last season that is known; season 1: the last value.
+    """The value one season before, of the last season that is known; season 1: the last value.
 
     Forward: past float[B, P, >= num_values], and any others -> float[B, H, num_values].
     """
@@ -164,7 +164,7 @@ class DLinear(nn.Module):
 
     def forward(self, past: Tensor, future: Tensor) -> Tensor:
         values = past[..., : self.values].transpose(1, 2)
-        # Repeated ends: zeros would bend the trend towards the mean there.
+        # The ends are repeated: zeros would bend the trend towards the mean there.
         around = (self.kernel // 2, (self.kernel - 1) // 2)
         trend = F.avg_pool1d(F.pad(values, around, "replicate"), self.kernel, 1)
         forecast: Tensor = (self.trend(trend) + self.rest(values - trend)).transpose(1, 2)

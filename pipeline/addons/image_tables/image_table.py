@@ -135,7 +135,7 @@ class ImageTable(FolderDataset):
         frame = read_frame(
             folder.path(table),
             {**roles, "split_column": split_column, "numbers": numbers},
-            # These are names even where all cells of a CSV look like numbers: 0001 is no 1.
+            # These are names even where all cells of a CSV look like numbers: 0001 is not 1.
             texts=[name for name in roles.values() if isinstance(name, str)],
             files=files,
             delimiter=delimiter,

@@ -46,7 +46,7 @@ class Views(Compose):
     def __call__(self, sample: Any) -> Any:
         key, copied = key_at_hand(), deepcopy(sample)
         first = dict(super().__call__(sample))
-        # Generators go on from the view before; what is derived from the key has another one.
+        # Generators continue after the previous view; what derives from the key needs another key.
         begin_sample(hash64(key, "view", 2))
         second = super().__call__(copied)
         begin_sample(key)

@@ -66,7 +66,7 @@ class Shown(Observer):
             return
         rows, losses = np.concatenate(self._rows), torch.cat(self._losses).double().cpu().numpy()
         order, count = np.argsort(losses, kind="stable"), len(losses)  # not a number comes last
-        # Of few samples none may be in two groups, or the worst would be among the best.
+        # With few samples, groups must not overlap, or the worst would be among the best.
         each, middle = min(EACH, -(-count // 3)), (count - 1) // 2
         first = max(each, middle - (each - 1) // 2)
         last = max(count - each, first)
@@ -115,7 +115,7 @@ class Shown(Observer):
         from penstock.addons.reports import report, run_page, samples
 
         folder = self.fit.folder.path
-        # The start before may have left facts; they show more than these would.
+        # An earlier start may have left facts, which show more than these would.
         if status != "done" and not (folder / run_page.FACTS).exists():
             with only_shown("what the report shows of the data"):
                 samples.write(folder, self.fit.data)

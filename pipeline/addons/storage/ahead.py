@@ -19,7 +19,8 @@ class Ahead:
 
     Args:
         plan, rank, world: whose rows are read.
-        dataset: has `want(indices)`, which fetches rows ahead and gives their part of what may be.
+        dataset: has `want(indices)`, which fetches rows ahead; it returns their
+            share of `files.ahead`.
     """
 
     def __init__(self, plan: Plan, dataset: Any, rank: int, world: int) -> None:

@@ -305,7 +305,7 @@ class Client:
         """
         if not self.files.ahead:
             return 0.0
-        # Whole blocks count: small rows in a random order bring much that nobody wants yet.
+        # Whole blocks count: most of a block is not needed yet if small rows come in random order.
         blocks = [(item, item.blocks(start, stop)) for item, start, stop in spans]
         self._request("want", blocks)
         return sum(min(len(of) * BLOCK, item.size) for item, of in blocks) / self.files.ahead

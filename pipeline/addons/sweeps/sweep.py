@@ -330,7 +330,7 @@ def tables(jobs: Sequence[Job]) -> tuple[Any, Any, list[str], str]:
     summary = summary.reset_index(drop=not settings)
     best = frame[frame["status"] == "done"]
     if len(summary) < len(frame) and summary["jobs"].any():
-        # The easiest fold is no result.
+        # A setting that lacks jobs may have run the easiest fold alone.
         best, metric = summary[summary["jobs"] == summary["jobs"].max()], f"mean {metric}"
     ascending = all(job.manifest.get("mode") != "max" for job in jobs)
     best = best.dropna(subset=metric).sort_values(metric, ascending=ascending, kind="stable")

@@ -257,7 +257,7 @@ class Source:
     """Some files with the same columns.
 
     Args:
-        exact: whether no file may have other columns, for nobody has chosen some.
+        exact: whether no file may have other columns, as none were chosen.
 
     Attributes:
         schema: of the first file, or of the one for training.

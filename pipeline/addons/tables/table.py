@@ -239,7 +239,7 @@ class TableDataset(FileDataset):
         self.classes = next(iter(self.label_classes.values()), [])
 
     def _load(self, trained: Source) -> None:
-        """Find the classes that nobody names in the files of training, and the rows."""
+        """Find the rows, and the classes of the training files if none are named."""
 
     def _sort_classes(self, source: Source) -> None:
         """Name the classes that are in `_codes`: in the order of texts, or all numbers to the
@@ -266,7 +266,7 @@ class TableDataset(FileDataset):
 
     def _check(self, pack: Rows, rows: IntArray) -> None:
         """Raise DataError that names a cell if one of some rows is bad."""
-        # Conversion goes on over bad cells, so a table with one is of use for the other rows.
+        # Conversion continues after a bad cell, so the other rows of its table stay usable.
         bad = pack.array(BAD)[rows]
         if bad.any():
             at = int((bad > 0).argmax())
@@ -311,7 +311,7 @@ class TableDataset(FileDataset):
         )
 
     def _rows_of(self, total: int) -> TableRows:
-        """The rows of the split, of so many in the files."""
+        """The rows of the split, of `total` in the files."""
         rows = self._divided(total)
         if not len(rows) and self._split != "test":  # of which there may be none
             raise DataError(
@@ -466,7 +466,7 @@ class StreamedTable(TableDataset, IterableDataset[Record]):
 
     `sampler=stream` reads the shards in another order each epoch and mixes the rows of
     `sampler.buffer` neighbours. Every shard is read once an epoch by each worker; those that the
-    buffer spans are in memory. Classes that nobody names are looked for by a pass over the labels.
+    buffer spans are in memory. Unnamed classes are found by a pass over the labels.
     Cost: 0.1 us a row and column, and 1 us a row; 7 us a field where samples are transformed.
 
     Arguments and errors are those of `TableDataset`.

@@ -49,7 +49,7 @@ COMPRESSED = (".tar.gz", ".tgz")
 SUFFIX = ".index"
 HEADER = 512  # bytes before the content of a file
 
-# A plain file's header, as all programs write it: name, size, sum of its bytes; nothing goes on.
+# A plain file's header, as all programs write it: name, size, sum of its bytes.
 _PLAIN = re.compile(
     rb"(?=([^\0]{0,98}[^\0/])\0).{124}([0-7]{11})[\0 ].{12}([0-7]{6})\0 0.{188}\0.{166}", re.DOTALL
 )

@@ -202,7 +202,7 @@ class Tars(FileDataset):
             DataError: a part is missing, left over or damaged.
         """
         where, sample = self._where(record), dict[str, Any]()
-        # A part that the first sample lacks is a mistake in one of them, and nobody loses it
+        # A part that the first sample lacks is a mistake in one of them, and is not lost
         # silently.
         strange = {*parts}.difference(*fields.values()) if first else {}
         for name, endings in fields.items():
@@ -420,7 +420,7 @@ def choose_fields(
             makes a field of each of `parts`: `image` of jpg, `label` of cls, `seg` of seg.png.
         parts: endings of the first sample.
         where: the first sample, for messages.
-        dots: at which names end; None if nobody has said so: "first".
+        dots: the dot at which names end; None: the default, "first".
 
     Raises:
         ConfigError: two parts would be one field, a field would be a pickle, or names of samples

@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.addons.trackers.tracker import TrackedRun, Tracker
 from penstock.config.identity import leaves
 
-# Read when it is imported. MLflow reports its use to its makers, and would retry for minutes.
+# Read at import. Otherwise MLflow reports its usage, and retries for minutes.
 os.environ |= {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",

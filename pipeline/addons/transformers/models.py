@@ -95,7 +95,7 @@ def transformers_model(
                 local_files_only=True,
                 use_safetensors=True,
                 trust_remote_code=False,
-                # A head of other classes begins anew, as fine-tuning wants it.
+                # A head of other classes starts from random weights, as in fine-tuning.
                 ignore_mismatched_sizes=True,
                 dtype=torch.float32,
                 output_loading_info=True,

@@ -208,7 +208,7 @@ class Detection:
 
 
 class SmallDetector(nn.Module):
-    """An own network without anchors: each cell of 4 pixels says which class has its centre there,
+    """A small network without anchors: each cell of 4 pixels says which class has its centre there,
     and how far the box reaches from it (CenterNet's form: Zhou et al., "Objects as Points", 2019).
 
     Images of a batch have one size.

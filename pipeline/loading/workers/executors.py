@@ -319,7 +319,7 @@ class Threads:
             self.finished.set()
 
     def check(self) -> None:
-        """A thread cannot be replaced: whoever waits for one that hangs goes on waiting."""
+        """Nothing: a thread that hangs cannot be replaced, so its batch is awaited for ever."""
 
     def drop(self) -> None:
         """Forget the requests that no thread has begun."""

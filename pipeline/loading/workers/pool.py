@@ -379,8 +379,8 @@ def _run(
         requests, results: ends of the sockets that all workers share.
     """
     # What a fork has copied is its owner's to collect: finalizers of libraries with threads, such
-    # as Ray's, crash here. Memory that nobody goes through also stays shared. A new interpreter has
-    # copied nothing, and at its end what is frozen would be reported as leaked.
+    # as Ray's, crash here. Memory that the collector does not visit also stays shared. A new
+    # interpreter has copied nothing, and at its end what is frozen would be reported as leaked.
     if method != "spawn":
         gc.freeze()
         _reopen_files({0, 1, 2, stack.fileno(), requests.fileno(), results.fileno()})

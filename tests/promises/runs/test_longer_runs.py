@@ -80,7 +80,7 @@ def test_a_finished_run_is_trained_longer(scheduler, interval, fit, rates, tmp_p
     assert new == (scheduler in ("onecycle", "cosine"))
     if new:
         left, made = (6, 4) if interval == "epoch" else (24, 16)
-        assert f"for the {left} moves of the learning rate that are left; the" in longer.err
+        assert f"for the remaining {left} changes of the learning rate; the" in longer.err
         assert f"the run's was made for {made}" in longer.err
         anew = fit("trainer.max_epochs=6", "run_dir=anew", *chosen)
         assert anew.code == 0
