@@ -209,12 +209,13 @@ class FolderFile(NamedTuple):
         return self.folder.read(self.name, lambda path, _: function(path))
 
 
-def open_root(root: str, holds: str, files: Files | None = None) -> Root:
+def open_root(root: str, holds: str, files: Files | None = None, key: str = "dataset.root") -> Root:
     """The folder `root`, a path of this machine or an address, which is accessed on first use.
 
     Args:
         holds: its expected content, for the message: "the images and their CSV".
         files: access to addresses; None takes the defaults.
+        key: of the configuration that names it.
 
     Raises:
         DataError: there is no such folder on this machine, or it may not be read.
@@ -230,8 +231,8 @@ def open_root(root: str, holds: str, files: Files | None = None) -> Root:
     except OSError as error:
         wrong = {FileNotFoundError: "is missing", NotADirectoryError: "is not a folder"}
         raise DataError(
-            f"dataset.root: {str(path.absolute())!r} {wrong.get(type(error), error.strerror)}. "
-            f"Set dataset.root to the folder that holds {holds}."
+            f"{key}: {str(path.absolute())!r} {wrong.get(type(error), error.strerror)}. "
+            f"Set {key} to the folder that holds {holds}."
         ) from error
     return Root(path)
 

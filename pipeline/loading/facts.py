@@ -166,6 +166,15 @@ def unfiltered_fingerprint(dataset: object, fingerprint: str) -> str:
     return fingerprint.rpartition(KEPT)[0] if isinstance(dataset, SomeRows) else fingerprint
 
 
+def gathers_rows(dataset: Any) -> bool:
+    """Whether a dataset reads many rows at once, by `__getitems__`; Subset has one in any case."""
+    return (
+        gathers_rows(dataset.dataset)
+        if isinstance(dataset, Subset)
+        else hasattr(dataset, "__getitems__")
+    )
+
+
 def own_row(dataset: object, index: int) -> int | None:
     """The dataset's own number of a row, where a filter has given it another one; else None."""
     return int(dataset.rows[index]) if isinstance(dataset, SomeRows) else None

@@ -24,7 +24,6 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import EpsImagePlugin
 from torch import Tensor
-from torch.utils.data import Subset
 
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.loading import worker_status
@@ -49,6 +48,7 @@ from penstock.loading.facts import (
     OwnCollate,
     Restore,
     SomeRows,
+    gathers_rows,
     own_row,
     restorer,
 )
@@ -110,9 +110,10 @@ class Fetch:
 
     def __post_init__(self) -> None:
         transform, collate = self.transform, self.collate
-        steps = {} if transform is None else getattr(transform, "steps", {"transform": transform})
-        self.steps: Mapping[str, Any] = steps
-        parts = {f"transform.{name}": step for name, step in steps.items()}
+        self.steps: Mapping[str, Any] = (
+            {} if transform is None else getattr(transform, "steps", {"transform": transform})
+        )
+        parts = {f"transform.{name}": step for name, step in self.steps.items()}
         self._seeding = Seeding({"dataset": self.dataset, **parts, "collate": collate})
         self._seedings = [self._seeding]
         ours = type(collate).__module__.startswith("penstock.") and type(collate) is not OwnCollate
@@ -121,10 +122,7 @@ class Fetch:
             or not getattr(transform, "keyed", transform is None)
             or getattr(collate, "draws", not ours)
         )
-        # torch's Subset only loops over `__getitem__` here, whose draws have keys of their own.
-        self.reads_many = hasattr(self.dataset, "__getitems__") and not isinstance(
-            self.dataset, Subset
-        )
+        self.reads_many = gathers_rows(self.dataset)
         self._way = _way_of(self)
         self.gathers = self._way is _gathered and self.batch_transform is None
 
@@ -178,8 +176,7 @@ class Fetch:
                 fields, kinds = self._way(samples)
                 return Batch(fields, samples.requested, kinds=kinds, timing=samples.timer.seconds)
             except Exception as error:  # sample by sample it is found what is wrong
-                of_rows = isinstance(error, (PenstockError, OSError))
-                failure = "" if of_rows else in_one_line(error)
+                failure = "" if isinstance(error, (PenstockError, OSError)) else in_one_line(error)
         if self.draws_nothing:
             batch = self._by_sample(samples, begin_sample)
         else:

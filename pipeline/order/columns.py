@@ -13,7 +13,7 @@ _SMALLEST_WEIGHT = 2.0**-1000  # in units of the largest; quotients by it are fi
 
 
 def column_of(
-    metadata: Any, name: str, argument: str, section: str = "sampler"
+    metadata: Any, name: str, argument: str, section: str = "sampler", numbers: bool = False
 ) -> npt.NDArray[Any]:
     """A column of the dataset's table, checked to exist and to have no gaps: [rows].
 
@@ -21,6 +21,7 @@ def column_of(
         metadata: a pandas table or a mapping of columns, or None.
         argument: that names the column, for messages.
         section: of the configuration, for messages.
+        numbers: it has to hold numbers.
     """
     known = [] if metadata is None else [str(column) for column in metadata]
     if name not in known:
@@ -36,7 +37,10 @@ def column_of(
     gaps: Any = np.flatnonzero(column.isna()) if hasattr(column, "isna") else ()
     if len(gaps):
         raise DataError(f"column {name!r} has no value in row {gaps[0]}; {section} needs one a row")
-    return np.asarray(column)
+    values = np.asarray(column)
+    if numbers and values.dtype.kind not in "biuf":
+        raise DataError(f"column {name!r} does not hold numbers; {section}.{argument} needs them")
+    return values
 
 
 def weights_of(

@@ -54,6 +54,7 @@ def _from_text(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+@lru_cache(maxsize=256)  # of a run and its epochs, at every batch
 def hash64(*parts: int | str) -> int:
     """Fold `parts` into a key in [0, 2^64); stable across processes, machines and versions."""
     # It begins with the number of parts, so that no key is an inner state of a longer one.

@@ -227,20 +227,15 @@ def not_empty(plan: Plan, rows: int, sampler: str) -> Plan:
     """
     if plan.steps(0):
         return plan
-    size, forms = plan.batch_size, isinstance(plan.sampler, BatchStrategy)
+    forms = isinstance(plan.sampler, BatchStrategy)
     samples = rows if forms else plan.sampler.size(0)
     if plan.tail == "drop" and samples:
-        less = "leaves out what is less than a batch"
-        way = f"set batch.size={samples} or less, or batch.tail=keep"
-        problem = Problem(
-            "batch.size",
-            f"{size} is more than the {samples} samples of an epoch, and "
-            f"batch.tail=drop {less}, so nothing is left; {way}",
+        reason = (
+            f"{plan.batch_size} is more than {sampler} can fill with the {samples} samples of an "
+            f"epoch, and batch.tail=drop leaves out what is less; set batch.size={samples} or "
+            "less, or batch.tail=keep"
         )
-        if forms:
-            reason = f"drop {less} of {size}, and {sampler} forms no full one of {rows} rows; {way}"
-            problem = Problem("batch.tail", reason)
-        raise ConfigError(problem)
+        raise ConfigError(Problem("batch.size", reason))
     gives = "forms no batch of" if forms else "gives none of"
     raise ConfigError(Problem("sampler", f"{sampler} {gives} the dataset's {rows} rows"))
 
@@ -253,11 +248,11 @@ def is_stream(dataset: object) -> bool:
     return iterates or issubclass(kind, IterableDataset) or isgeneratorfunction(dataset)
 
 
+@dataclass(eq=False)
 class Yielded(IterableDataset[Any]):
     """The samples that a function's iterators give; each epoch calls it again."""
 
-    def __init__(self, function: Callable[[], Iterator[object]]) -> None:
-        self.function = function
+    function: Callable[[], Iterator[object]]
 
     def __iter__(self) -> Iterator[object]:
         return self.function()

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import ConfigError, DataError, Problem
+from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Count, Fraction, Index
 from penstock.order.columns import column_of, weights_of
 from penstock.order.keys import IntArray, hash64, uniform
@@ -208,9 +208,9 @@ class Weighted(Order):
             return np.minimum(rows, self._last).astype(np.int64)
         known, rows = self._drawn  # read once: other threads may ask for other epochs
         if known != epoch:
-            times = -np.log1p(-uniform(key, np.arange(len(self._weights))))
-            never = np.full(len(times), np.inf)  # for rows of weight 0
-            times = np.divide(times, self._weights, out=never, where=self._weights > 0)
+            times = np.full(len(self._weights), np.inf)  # that of rows of weight 0
+            drawn = -np.log1p(-uniform(key, np.arange(len(times))))
+            np.divide(drawn, self._weights, out=times, where=self._weights > 0)
             rows = np.argsort(times, kind="stable")[: self.length].astype(np.int64)
             self._drawn = (epoch, rows)
         return rows[start:stop]
@@ -251,9 +251,7 @@ class Bucket(BatchStrategy):
         num_buckets: Count | None = None,
         long_tail: bool = False,
     ) -> None:
-        lengths = column_of(metadata, column, "column")
-        if not np.issubdtype(lengths.dtype, np.number):
-            raise DataError(f"column {column!r} does not hold numbers, so rows cannot be bucketed")
+        lengths = column_of(metadata, column, "column", numbers=True)
         self.seed = seed
         self._rows = np.argsort(lengths, kind="stable").astype(np.int64)
         lengths = lengths[self._rows]
@@ -372,13 +370,7 @@ class Curriculum(Order):
         stages: Count = 4,
         descending: bool = False,
     ) -> None:
-        if not 1 <= stages <= max(length, 1):
-            raise ConfigError(
-                Problem("sampler.stages", f"{stages}; allowed: 1 to {length}, the number of rows")
-            )
-        values = column_of(metadata, column, "column")
-        if values.dtype.kind not in "biuf":
-            raise DataError(f"column {column!r} does not hold numbers, so rows cannot be ordered")
+        values = column_of(metadata, column, "column", numbers=True)
         rising = -values.astype(np.float64) if descending else values
         self._rows = np.argsort(rising, kind="stable").astype(np.int64)
         self._edges = np.arange(stages + 1) * length // stages

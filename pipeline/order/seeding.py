@@ -13,7 +13,8 @@ and are always seeded. Generators in closures, slots, classes and modules are no
 sample of a process, made twice, shows them (`loading/fetch.py`).
 
 Cost: 15 us a batch and 1 ms an epoch; a sample 1 us for torch, 2 for numpy, 5 for `random`, and for
-each generator that a part keeps 3 to 7, or 20 if it is one of numpy's `default_rng`.
+each generator that a part keeps 3 to 7, or 20 if it is one of numpy's `default_rng`. `scope` has
+the program's own generators put back, for 20 us.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import io
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType, ModuleType
@@ -46,7 +47,9 @@ _MOST_ITEMS, _MOST_OBJECTS = 256, 4096  # longer containers hold data
 # Types and packages whose attributes are data, or belong to the system.
 _DATA = (type, ModuleType, torch.Tensor, io.IOBase)
 _LIBRARIES = {"logging", "multiprocessing", "pandas", "pyarrow", "threading", "weakref"}
-_STAND_IN = np.random.MT19937(_CANARY)
+_stand_ins: list[np.random.MT19937] = []  # that no scope uses
+# A generator whose state can be read in 1 us; that of the twister takes 75.
+_SMALL = np.random.SFC64(_CANARY)
 _number = torch.empty((), dtype=torch.int64)  # drawn into, as a default device may be another
 
 # Bound methods, since numpy and `random` have no public name for their global generators.
@@ -63,52 +66,72 @@ _DRAWS: dict[str, Callable[[], float]] = {
 }
 
 
-def _seeder(generator: Any) -> Callable[[int], Any]:
+def _seeder(generator: Any) -> Any:
     """The function that seeds a generator with a number below 2^64."""
     if isinstance(generator, np.random.BitGenerator):
         return lambda key: setattr(generator, "state", type(generator)(key).state)
     if isinstance(generator, np.random.RandomState):
         return lambda key: generator.seed(key & 0xFFFFFFFF)  # it takes 32 bits
     # Not `torch.manual_seed`, which visits the accelerators and takes 100 times as long.
-    seed = generator.manual_seed if isinstance(generator, torch.Generator) else generator.seed
-    return lambda key: seed(key)
+    return generator.manual_seed if isinstance(generator, torch.Generator) else generator.seed
 
 
 _SEEDERS = {name: _seeder(generator) for name, generator in GLOBAL.items()}
 
 
-def seed_global(key: int, names: Iterable[str] = GLOBAL) -> None:
+def seed_global(key: int) -> None:
     """Seed `random`, `numpy.random` and torch's CPU generator of this process; 9 us."""
-    for name in names:
-        _SEEDERS[name](key)
+    for seed in _SEEDERS.values():
+        seed(key)
 
 
 @contextmanager
 def scope() -> Iterator[None]:
-    """Put the three global generators back on exit, whatever was seeded or drawn; 0.1 ms."""
-    python, of_torch = random.getstate(), torch.default_generator.get_state()
-    # Another generator stands in for numpy's, whose state takes as long to put back as the rest.
-    generator, of_numpy = _numpy.get_bit_generator(), np.random.get_state(legacy=False)
-    _numpy.set_bit_generator(_STAND_IN)
+    """Give `random`, `numpy.random` and torch's CPU generator back on exit as they were."""
+    python, of_torch = _state_of_random(), torch.default_generator.get_state()
+    # A normal draw that numpy keeps for its next call is no part of a generator's state.
+    ours = GLOBAL["numpy.random"]
+    generator, ours._bit_generator = ours._bit_generator, _SMALL
+    kept = ours.get_state(legacy=False)
+    # Another generator stands in for numpy's, whose state takes longer to put back than the rest.
+    stand_in = _stand_ins.pop() if _stand_ins else np.random.MT19937(_CANARY)
+    _numpy.set_bit_generator(stand_in)
     try:
         yield
     finally:
         random.setstate(python)
         torch.default_generator.set_state(of_torch)
         _numpy.set_bit_generator(generator)
-        # Inside of another scope the stand-in itself was drawn from. A normal draw that numpy keeps
-        # for the next call belongs to no bit generator.
-        if generator is _STAND_IN or of_numpy["has_gauss"]:
-            np.random.set_state(of_numpy)
+        if kept["has_gauss"]:
+            ours._bit_generator = _SMALL
+            ours.set_state(kept)
+            ours._bit_generator = generator
+        _stand_ins.append(stand_in)
 
 
-def _drawn(names: Iterable[str]) -> list[str]:
-    """Which generators do not stand where seeding them with the constant has left them."""
-    return [name for name in names if _DRAWS[name]() != _FIRST[name]]
+_known: Any = ()  # a state of `random`, behind its next 32 bits and what `gauss` keeps
+
+
+def _state_of_random() -> Any:
+    """A state of `random` with its numbers from here on, of which it takes one, to be put back.
+
+    To read it takes 30 us. So what was read is kept, and the next number shows if it is that one.
+    """
+    global _known
+    seen = random.getrandbits(32), GLOBAL["random"].gauss_next
+    if _known[:2] != seen:
+        version, (*numbers, taken), gauss = random.getstate()
+        _known = (*seen, (version, (*numbers, taken - 1), gauss))
+    return _known[2]
 
 
 with scope():
     seed_global(_CANARY)
+    _RESETS: dict[str, Callable[[], object]] = {
+        "random": partial(random.setstate, random.getstate()),
+        "numpy.random": partial(np.random.seed, _CANARY),
+        "torch": partial(torch.default_generator.set_state, torch.default_generator.get_state()),
+    }
     _FIRST = {name: draw() for name, draw in _DRAWS.items()}
 
 
@@ -133,8 +156,7 @@ class Seeding:
 
     def __init__(self, parts: Mapping[str, object] | None = None) -> None:
         self._parts = dict(parts or {})
-        self._epoch: int | None = None
-        self._searches = 0
+        self._epoch, self._searches = -1, 0
         self.drawn: list[str] = []
         self.generators: dict[str, Any] = {}
         self.open_files: list[str] = []
@@ -163,7 +185,8 @@ class Seeding:
         # It ends: each turn finds one of three global generators or, once, one that a part made.
         while True:
             idle = [name for name in GLOBAL if name not in self.drawn]
-            seed_global(_CANARY, idle)
+            for name in idle:
+                _RESETS[name]()
             try:
                 made = make()
             except Exception:  # what was drawn without a seed may be its cause
@@ -185,8 +208,8 @@ class Seeding:
 
     def refuse_threads(self) -> None:
         """Raise SharedGeneratorError if threads would share what is seeded, or an open file."""
-        drawn = [" and ".join(self.drawn)] if self.drawn else []
-        shared = [f"the global state of {names}, which the data draws from" for names in drawn]
+        drawn = " and ".join(self.drawn)
+        shared = [f"the global state of {drawn}, which the data draws from"] if drawn else []
         shared += [f"the generator in {path}" for path in self.generators]
         shared += [f"{path}, a file opened before, with its position" for path in self.open_files]
         if shared:
@@ -201,7 +224,8 @@ class Seeding:
 
     def _missed(self, idle: list[str]) -> bool:
         """Whether a batch drew from what was not seeded for it."""
-        drawn, before = _drawn(idle), self.generators
+        before = self.generators
+        drawn = [name for name in idle if _DRAWS[name]() != _FIRST[name]]
         self.drawn += drawn
         if self._searches == 1:  # parts may make generators with their first sample
             self._search()
@@ -223,18 +247,18 @@ def stateful_in(parts: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]
     """
     generators: dict[str, Any] = {}
     files: list[str] = []
-    seen: dict[int, object] = {}  # keeps objects alive, whose ids would be used again
+    # It keeps objects alive, whose ids would be used again.
+    seen: dict[int, object] = {id(generator): generator for generator in GLOBAL.values()}
     # First in, first out, so that the shorter path of an object is met first.
     waiting = deque((path, thing, "") for path, thing in parts.items())
     while waiting and len(seen) < _MOST_OBJECTS:
         path, thing, owner = waiting.popleft()
         if id(thing) in seen:
             continue
-        if isinstance(thing, _KINDS):
+        if isinstance(thing, _KINDS) and not isinstance(thing, random.SystemRandom):
             seen[id(thing)] = thing
-            if _can_be_seeded(thing):
-                # A numpy Generator has no `seed`; its bit generator has a state to set.
-                generators[path] = getattr(thing, "bit_generator", thing)
+            # A numpy Generator has no `seed`; its bit generator has a state to set.
+            generators[path] = getattr(thing, "bit_generator", thing)
         elif (
             isinstance(thing, io.IOBase) and not owner.startswith("penstock.") and not thing.closed
         ):
@@ -243,12 +267,6 @@ def stateful_in(parts: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]
             seen[id(thing)] = thing
             waiting.extend((path + step, one, type(thing).__module__) for step, one in inner)
     return generators, files
-
-
-def _can_be_seeded(generator: Any) -> bool:
-    """Whether it is none of the global generators, and not the system's."""
-    is_global = any(generator is one for one in GLOBAL.values())
-    return not (is_global or isinstance(generator, random.SystemRandom))
 
 
 def _inside(thing: Any) -> list[tuple[str, Any]]:

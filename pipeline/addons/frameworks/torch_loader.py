@@ -22,6 +22,7 @@ from penstock.errors import ConfigError
 from penstock.loading.dataloader import DataLoader
 from penstock.loading.loader import Loader
 from penstock.order.address import Address
+from penstock.order.plan import length_of
 
 
 class Batches(torch_data.Dataset[Any]):
@@ -63,9 +64,9 @@ class Batches(torch_data.Dataset[Any]):
     def steps(self, epoch: int) -> int | None:
         """Batches of an epoch; None: its end shows how many."""
         return (
-            self.loader.steps()
-            if isinstance(self.loader, DataLoader)
-            else self.loader.plan.limit(epoch)
+            self.loader.plan.limit(epoch)
+            if isinstance(self.loader, Loader)
+            else (None if self.loader.is_stream else length_of(self.loader))
         )
 
 

@@ -507,7 +507,7 @@ class Packed(Pack, Dataset[dict[str, Any]]):
         files: Files | None = None,
     ) -> None:
         self.limits, self.lazy = limits, lazy
-        at = open_root(folder, "a pack", files)
+        at = open_root(folder, "a pack", files, "dataset.folder or data.packed")
         # Both are looked for at once, as a store takes its time for each request.
         super().__init__(
             at.below(split) if at.first_missing([RECORD, f"{split}/{RECORD}"]) == 0 else at

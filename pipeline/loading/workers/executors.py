@@ -33,7 +33,7 @@ from penstock.loading import worker_status
 from penstock.loading.bad_samples import path_of
 from penstock.loading.facts import own_row, sample_name
 from penstock.loading.worker_status import WorkerStatus
-from penstock.order.keys import hash64
+from penstock.order.keys import begin_sample, hash64
 from penstock.order.seeding import scope
 from penstock.torch_internals import ExceptionWrapper, tree_leaves
 
@@ -103,6 +103,7 @@ def attempt(fetch: Callable[[Any], Any], request: Any) -> Any:
     try:
         return fetch(request)
     finally:
+        begin_sample(None)
         worker_status.report(worker_status.WHOLE, worker_status.IDLE)
 
 

@@ -61,5 +61,8 @@ def test_ranks_get_different_repetitions_of_the_same_rows():
 def test_repetitions_stay_in_one_batch():
     with pytest.raises(ConfigError, match=r"sampler\.times: 3 does not divide batch\.size=8"):
         Repeated(10, 0, 8, 3)
-    with pytest.raises(ConfigError, match=r"sampler\.stages: 11; allowed: 1 to 10"):
-        Curriculum(10, 0, pd.DataFrame({"length": range(10)}), stages=11)
+
+
+def test_more_stages_than_rows_are_a_sort():
+    rows = Curriculum(10, 0, pd.DataFrame({"length": range(10)}), stages=11).indices(0, 0, 10)
+    assert rows.tolist() == [*range(10)]

@@ -129,7 +129,9 @@ def arrays(tmp_path, monkeypatch):
 def test_a_batch_larger_than_the_data_is_to_blame_itself(arrays, more, capsys):
     done = run(capsys, *arrays, "batch.size=1000", "batch.tail=drop", *more)
     assert done.code == 2
-    assert "batch.size: 1000 is more than the 16 samples of an epoch" in done.err
+    assert (
+        "batch.size: 1000 is more than Random can fill with the 16 samples of an epoch" in done.err
+    )
     assert "set batch.size=16 or less, or batch.tail=keep" in done.err
     assert done.err.count("\n") == 2, "what will be done, and why not"
 

@@ -812,7 +812,7 @@ def test_a_state_of_another_loader_is_refused():
         DataLoader(Squares(), 4).load_state_dict(state)
     with pytest.raises(ValueError, match="samples is 21 and was 20"):
         DataLoader(Squares(21), 3).load_state_dict(state)
-    with pytest.raises(ValueError, match="version is 3 and was None"):
+    with pytest.raises(ValueError, match="version is 4 and was None"):
         DataLoader(Squares(), 3).load_state_dict({"_snapshot": {}})
     with pytest.raises(ValueError, match="seed is 2 and was"):
         DataLoader(Squares(), 3, seed=2).load_state_dict(state)

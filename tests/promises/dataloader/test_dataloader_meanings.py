@@ -7,9 +7,11 @@ import signal
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, Subset, get_worker_info
 
 from penstock.loading.dataloader import DataLoader
+from penstock.order.keys import key_at_hand
+from penstock.order.plan import Yielded
 from penstock.order.seeding import seed_global
 from tests.support.torch_style import Sleeping, Squares, everything, plain
 
@@ -119,6 +121,21 @@ def test_only_the_first_batch_that_draws_is_asked_for_twice():
         dataset = Sometimes(rows, random.random)
         list(DataLoader(dataset, 4))
         assert dataset.asked == asked
+
+
+@pytest.mark.parametrize("kind", [lambda rows: rows, lambda rows: Subset(rows, range(12))])
+def test_the_draws_of_a_row_depend_on_its_position_alone(kind):
+    rows = kind(Squares(12, draws=True))
+    four, six = (torch.cat([row[1] for row in DataLoader(rows, size, seed=2)]) for size in (4, 6))
+    assert four.equal(six)
+
+
+def test_a_key_at_hand_ends_with_its_batch():
+    list(DataLoader(Yielded(lambda: iter(range(6))), 2))
+    assert key_at_hand() != key_at_hand()
+    with pytest.raises(LookupError):
+        next(iter(DataLoader(Sometimes((0,), lambda: {}[0]), 2)))
+    assert key_at_hand() != key_at_hand()
 
 
 def test_ranks_with_one_seed_have_one_order_and_draws_of_their_own(monkeypatch):

@@ -33,7 +33,10 @@ CHOOSING = ("data.filter=", "data.unique=", "data.without=", "+data.packed=")
 # Measurements of time, which a resumed run has others of.
 TIMED = "seconds samples_per_second tokens_per_second wait_share worker_deaths"
 # What only the data shows ends with code 3.
-OF_DATA = "cannot be put together|samples is left: |has no packed data: |so nothing could be drawn"
+OF_DATA = (
+    "cannot be put together|samples is left: |has no packed data: |so nothing could be drawn|"
+    "data.packed: .* is missing"
+)
 DIVERGED = r"(?m)^error: the loss is (inf|nan|-inf) at "  # without a clip_norm, say
 
 

@@ -38,11 +38,15 @@ def trusted(monkeypatch, tmp_path):
 
 EMPTY = [
     ({"rows": 0}, [], "dataset: Rows has no rows for the train split"),
-    ({"rows": 3}, ["batch.tail=drop"], "batch.size: 4 is more than the 3 samples"),
+    (
+        {"rows": 3},
+        ["batch.tail=drop"],
+        "batch.size: 4 is more than Random can fill with the 3 samples",
+    ),
     (
         {"rows": 3},
         ["batch.tail=drop", "sampler=bucket"],
-        "forms no full one of 3 rows; set batch.size=3 or less, or batch.tail=keep",
+        "batch.size: 4 is more than Bucket can fill with the 3 samples",
     ),
     ({"rows": 1}, ["sampler=repeated"], "sampler.times: 2 repetitions do not fit"),
     ({}, ["sampler=subset", "sampler.fraction=0.01"], "sampler.fraction: "),
