@@ -80,8 +80,11 @@ def kinds_of(kind: pa.DataType) -> tuple[Kind, ...]:
         return ("tensor",) if pa.types.is_floating(kind) or is_whole(kind) else ()
     if pa.types.is_struct(kind):
         kind = next((part.type for part in kind if part.name == "bytes"), None)
-    is_bytes = str(kind).startswith(("binary", "large_binary", "fixed_size_binary"))
-    return ("image", "bytes", "audio", "rate") if is_bytes else ()
+    return (
+        ("image", "bytes", "audio", "rate")
+        if str(kind).startswith(("binary", "large_binary", "fixed_size_binary"))
+        else ()
+    )
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -239,8 +242,9 @@ def converted(
             )
             shapes = np.diff(starts)[:, None]
     if shape is not None:
-        shapes = np.broadcast_to(np.array(shape, np.int32), (len(bad), len(shape)))
-    bad |= shapes.prod(1) * np.dtype(stored.dtype).itemsize > limits.record_bytes
+        shapes = np.full((len(bad), len(shape)), shape, np.int32)
+    if shape != ():  # a number is never too large
+        bad |= shapes.prod(1) * np.dtype(stored.dtype).itemsize > limits.record_bytes
     content = torch.from_numpy(numbers.reshape(-1).view(np.uint8))
     return Column(content, shapes.astype(np.int32, copy=False)), bad
 

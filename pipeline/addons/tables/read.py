@@ -29,12 +29,11 @@ from penstock.errors import DataError
 from penstock.files.paths import join
 
 ARROW = (".parquet", ".arrow", ".feather")
-_TEXT = (".csv", ".tsv", ".jsonl")
+_TEXT = (".csv", ".tsv", ".jsonl")  # of a plain text, each line is a document
 SUFFIXES = (*ARROW, *(kind + packed for kind in _TEXT for packed in ("", ".gz", ".bz2", ".zst")))
 # Bytes of text at once, and the most that a record may have. With larger ones more time goes into
 # fresh pages of memory than into parsing.
 _BLOCK = 8 << 20
-_BY_LINES = (".tsv", ".csv", ".jsonl")  # where each line of a plain text is a document
 PAGE = "\f"  # between two documents of a plain text
 _MARKS = ("\n\n", "\n", " ")  # where a long document is cut, the best first
 Quoting = Literal["standard", "none"]
@@ -178,16 +177,16 @@ class TableFile:
         text, quotes = self._text, list[int]()
 
         def counted(block: pa.Buffer) -> pa.Buffer:
-            quotes.append(int(np.count_nonzero(np.frombuffer(block, np.uint8) == ord('"'))))
+            # Part by part: a mask of the whole block would be fresh pages of memory each time.
+            parts = np.array_split(np.frombuffer(block, np.uint8), 1 + block.size // 65_536)
+            quotes.append(sum(int(np.count_nonzero(part == ord('"'))) for part in parts))
             return block
 
         with pa.input_stream(self._path, compression="detect") as stream:
             if not text.longest:
                 yield from self._text_reader(pa.TransformInputStream(stream, counted), columns)
             elif content := stream.read().decode(text.encoding):
-                by_line = (
-                    self.name.lower().endswith(_BY_LINES) if text.lines is None else text.lines
-                )
+                by_line = self.name.lower().endswith(_TEXT) if text.lines is None else text.lines
                 yield pa.record_batch(
                     [pa.array(documents(content, by_line, text.longest), pa.large_string())],
                     self.schema,
