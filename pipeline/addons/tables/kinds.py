@@ -137,20 +137,26 @@ def _chosen(schema: pa.Schema, field: str, choice: object, key: str) -> TableFie
     names = given["columns"] if joins else [given.get("column") or field]
     extra = {*given} - ({"columns"} if joins else {"column", "kind"})
     if extra or isinstance(names, str) or not names:
-        reason = f"{dict(given)}; allowed: column and kind, or columns alone, a list of numbers"
-        raise ConfigError(Problem(key, reason))
+        raise ConfigError(
+            Problem(
+                key,
+                f"{dict(given)}; allowed: column and kind, or columns alone, a list of numbers",
+            )
+        )
     for name in names:
         if name not in schema.names:
             raise ConfigError(Problem(key, no_column(name, schema.names)))
         possible = kinds_of(schema.field(name).type)
         wanted: Any = "number" if joins else given.get("kind") or _own_kind(schema, name, field)
         if wanted not in possible:
-            reason = (
-                f"column {name!r} is {schema.field(name).type}, which can be "
-                f"{', '.join(possible) or 'no field'}, not {wanted}; "
-                f"kinds: {', '.join(get_args(Kind))}"
+            raise ConfigError(
+                Problem(
+                    key,
+                    f"column {name!r} is {schema.field(name).type}, which can be "
+                    f"{', '.join(possible) or 'no field'}, not {wanted}; "
+                    f"kinds: {', '.join(get_args(Kind))}",
+                )
             )
-            raise ConfigError(Problem(key, reason))
     return TableField(field, tuple(names), "numbers" if joins else wanted)
 
 
@@ -172,8 +178,13 @@ def stored_field(field: TableField, schema: pa.Schema) -> Field:
             # One float among them makes all of them floats: a tensor has one type.
             whole = all(map(is_whole, kinds))
             shape = (len(kinds),) * (field.kind == "numbers")
-            kind = "int" if whole and not shape else "tensor"
-            return Field(field.name, kind, "<i8" if whole else "<f4", len(shape), shape=shape)
+            return Field(
+                field.name,
+                "int" if whole and not shape else "tensor",
+                "<i8" if whole else "<f4",
+                len(shape),
+                shape=shape,
+            )
         case "label":
             return Field(field.name, "int", "<i8", 0, shape=())
         case "tensor":
@@ -245,8 +256,9 @@ def converted(
         shapes = np.full((len(bad), len(shape)), shape, np.int32)
     if shape != ():  # a number is never too large
         bad |= shapes.prod(1) * np.dtype(stored.dtype).itemsize > limits.record_bytes
-    content = torch.from_numpy(numbers.reshape(-1).view(np.uint8))
-    return Column(content, shapes.astype(np.int32, copy=False)), bad
+    return Column(
+        torch.from_numpy(numbers.reshape(-1).view(np.uint8)), shapes.astype(np.int32, copy=False)
+    ), bad
 
 
 def label_numbers(
@@ -317,8 +329,9 @@ def _values(array: pa.Array) -> Array:
     """The values of a column of numbers, 0 for nulls."""
     # Not by `to_numpy`, which imports pandas: 0.4 s of CPU.
     plain = array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array
-    whole = np.frombuffer(plain.buffers()[1] or b"", plain.type.to_pandas_dtype())
-    values = whole[plain.offset :][: len(plain)]
+    values = np.frombuffer(plain.buffers()[1] or b"", plain.type.to_pandas_dtype())[
+        plain.offset : plain.offset + len(plain)
+    ]
     return np.where(_nulls(array), values.dtype.type(0), values) if array.null_count else values
 
 

@@ -88,8 +88,9 @@ class PlainText(MappedTable):
             return super()._divided(total)
         # Whole files are divided, so that pages of one book are on one side.
         val, test = files.shares(val, test)
-        names = np.array([*map(os.fsencode, files.names)])
-        own = split_rows(names, self._split, val, seed, None, test)
+        own = split_rows(
+            np.array([*map(os.fsencode, files.names)]), self._split, val, seed, None, test
+        )
         of_files = np.repeat(np.arange(len(files)), self._pack.record["rows"])
         return TableRows(np.flatnonzero(np.isin(of_files, own)))
 
@@ -135,11 +136,12 @@ def _story(number: int) -> str:
     parts = [f"{whole['person']} and the {whole['animal']} of the {whole['place']}\n\n"]
     for sentence in range(1, _SENTENCES + 1):
         form = hash64("story", number, "sentence", sentence) % len(_FORMS)
-        made = (_FORMS[form] + (" " if sentence % 5 else "\n")).format(
-            **whole,
-            **{of: draw(of, sentence) for of in ("when", "verb", "what")},
-            other=draw("what", -sentence),
-            number=2 + hash64("story", number, "number", sentence) % 98,
+        parts.append(
+            (_FORMS[form] + (" " if sentence % 5 else "\n")).format(
+                **whole,
+                **{of: draw(of, sentence) for of in ("when", "verb", "what")},
+                other=draw("what", -sentence),
+                number=2 + hash64("story", number, "number", sentence) % 98,
+            )
         )
-        parts.append(made)
     return "".join(parts)

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
@@ -37,6 +37,8 @@ _BLOCK = 8 << 20
 PAGE = "\f"  # between two documents of a plain text
 _MARKS = ("\n\n", "\n", " ")  # where a long document is cut, the best first
 Quoting = Literal["standard", "none"]
+Types = Mapping[str, Literal["int", "float", "bool", "text"]]
+_TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,10 @@ class Csv:
         columns: names of all columns, in order.
         quoting: "standard", or "none", where quotes are characters like others.
         encoding: any that Python knows; a mark of UTF-8 at the beginning is left out.
-        texts: whether every column is text; else pyarrow tells numbers by the first 4 MiB.
+        texts: whether every column is text; else pyarrow tells the types by the first 8 MiB.
         longest: characters of a document, if this is no table but plain text.
         lines: whether each line of plain text is a document; None: in .tsv, .csv and .jsonl.
+        types: of columns of a CSV or of JSON lines, where others than those of the first 8 MiB.
     """
 
     delimiter: str | None = None
@@ -63,6 +66,9 @@ class Csv:
     texts: bool = True
     longest: int = 0
     lines: bool | None = None
+    types: Types = field(
+        default_factory=dict, repr=False
+    )  # as fingerprints have no types, if empty
 
 
 class TableFile:
@@ -140,9 +146,12 @@ class TableFile:
         Raises:
             DataError: the file is damaged, or a record has too few or too many fields.
         """
-        parts = [0] if self.lengths is None else range(len(self.lengths))
         with self._reading():
-            for number in parts if part is None else [part]:
+            for number in (
+                [part]
+                if part is not None
+                else range(1 if self.lengths is None else len(self.lengths))
+            ):
                 for batch in self._part(number, columns):
                     if batch.num_rows:
                         yield batch.select(list(columns))
@@ -167,10 +176,16 @@ class TableFile:
         # is not the last one, which would have to end with a whole record.
         with pa.input_stream(self._path, compression="detect") as stream:
             schema = self._text_reader(pa.BufferReader(stream.read(_BLOCK + 1)), None).schema
-        return (
-            pa.schema([(column, pa.string()) for column in schema.names])
-            if self.is_text and self._text.texts
-            else schema
+        return pa.schema(
+            [
+                of.with_type(_TYPES[self._text.types[of.name]])
+                if of.name in self._text.types
+                # Text in another encoding looks like bytes, and is refused with its row.
+                else of.with_type(pa.string())
+                if (self.is_text and self._text.texts) or of.type == pa.binary()
+                else of
+                for of in schema
+            ]
         )
 
     def _forwards(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -202,7 +217,9 @@ class TableFile:
         """A reader of these columns; without them, of types that the first block suggests."""
         if not self.is_text:
             return pa.json.open_json(
-                stream, read_options=pa.json.ReadOptions(use_threads=False, block_size=_BLOCK)
+                stream,
+                pa.json.ReadOptions(use_threads=False, block_size=_BLOCK),
+                pa.json.ParseOptions(explicit_schema=self.schema if columns else None),
             )
         text = self._text
         return pa.csv.open_csv(
@@ -238,14 +255,28 @@ class TableFile:
             ) from error
         except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
             wrong = str(error).split("\n")[0].rstrip(".")
+            for number, row, kind, value in re.findall(
+                r"In CSV column #(\d+): (Row #\d+): .* error to (\w+).*: invalid value '(.*)'",
+                wrong,
+            ):
+                column = self.schema.names[int(number)]
+                wider = "float" if kind == "int64" and value.lstrip("-")[:1].isdigit() else "text"
+                raise DataError(
+                    f"{self.name!r}, {row}, column {column!r}: {value!r:.60} is no {kind}, which "
+                    "dataset.types or the first 8 MiB of the first file say it is. Repair the "
+                    f"value, or set dataset.types={{{column}: {wider}}}."
+                ) from error
             if not self.name.lower().endswith(ARROW):
-                # No delimiter mends bytes that are no text.
-                wrong += "; set dataset.encoding" + (
-                    "" if isinstance(error, UnicodeDecodeError) else " or dataset.delimiter"
+                # No delimiter mends bytes that are no text, and JSON lines have none.
+                wrong += "; set dataset." + (
+                    "types"
+                    if not self.is_text
+                    else "encoding"
+                    if isinstance(error, UnicodeDecodeError)
+                    else "encoding or dataset.delimiter"
                 )
             elif isinstance(self._path, str):
-                with open(self._path, "rb") as file:
-                    other = stranger(file.read(256))
+                other = stranger(pa.OSFile(self._path).read(256))
                 wrong = f"it is not a table: {other}" if other else f"was it cut off? {wrong}"
             raise DataError(
                 f"{self.name!r} cannot be read: {wrong}. Repair or replace it."
@@ -265,24 +296,34 @@ class Source:
 
     def __init__(self, files: RecordFiles, text: Csv, exact: bool) -> None:
         self.files, self.text, self._exact = files, text, exact
+        self._schemas = dict[int, pa.Schema]()  # of texts, of which each takes a look at 8 MiB
         # Of one file alone: to open 1,000 files at an address takes a minute, and each is checked
         # when its rows are read.
+        self.schema = pa.schema([])
         first = self.open(0)
-        self.schema, self.name, self._first = first.schema, first.name, first.schema
+        self.schema, self.name = first.schema, first.name
 
-    def open(self, number: int, schema: pa.Schema | None = None) -> TableFile:
-        """A file, of this schema if it is known; of Parquet at an address, only what is read is
-        fetched."""
+    def open(self, number: int) -> TableFile:
+        """A file; of Parquet at an address, only what is read is fetched."""
         address = self.files.addresses[number]
         # Row groups alone are fetched of Parquet; of other formats all is read anyway.
-        return TableFile(
+        file = TableFile(
             self.files.open(number)
             if self.files.is_remote and address.lower().endswith(".parquet")
             else str(self.files.path(number)),
             address,
             self.text,
-            schema,
+            self._schemas.get(number),
         )
+        # A CSV does not tell floats that are whole, nor what an empty column has in other files.
+        types = {of.name: str(of.type) for of in self.schema} if file.is_text else {}
+        for place, of in enumerate(file.schema):
+            here, there = str(of.type), types.get(of.name)
+            if there and (here == "null" or there == "string" or here + there == "int64double"):
+                file.schema = file.schema.set(place, self.schema.field(of.name))
+        if file.lengths is None:
+            self._schemas[number] = file.schema
+        return file
 
     def batches(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """All rows of these columns: the number of the file, and some of its rows.
@@ -296,7 +337,7 @@ class Source:
 
     def checked(self, number: int, columns: Sequence[str]) -> TableFile:
         """A file, which is refused if `columns` are missing or of other types than in the first."""
-        file = self.open(number, None if number else self._first)
+        file = self.open(number)
         # A person who names the fields has chosen from what may differ.
         others = {*file.schema.names} ^ {*self.schema.names} if self._exact else set()
         for column in [*columns, *sorted(others.difference(columns))]:
@@ -307,8 +348,8 @@ class Source:
             if here != there:
                 raise DataError(
                     f"{file.name!r}: column {column!r} is {here}, but in {self.name!r} it is "
-                    f"{there}. All files need the same columns: write one of them again, or choose "
-                    "columns that all have (dataset.fields)."
+                    f"{there}. All files need the same columns: write one of them again, choose "
+                    "columns that all have (dataset.fields), or set dataset.types of a CSV."
                 )
         return file
 

@@ -28,7 +28,7 @@ from penstock.addons.audio.reading import read_audio, read_header
 from penstock.addons.packs.folder import Column, Pack, PackWriter
 from penstock.addons.storage.arrays import CacheFolder
 from penstock.addons.storage.files import RecordFiles
-from penstock.addons.storage.rows import TableRows, rows_before
+from penstock.addons.storage.rows import TableRows, no_column, rows_before
 from penstock.addons.tables.kinds import (
     Fields,
     TableField,
@@ -40,7 +40,7 @@ from penstock.addons.tables.kinds import (
     stored_field,
     written,
 )
-from penstock.addons.tables.read import SUFFIXES, Csv, Quoting, Source, exact, files_at
+from penstock.addons.tables.read import SUFFIXES, Csv, Quoting, Source, Types, exact, files_at
 from penstock.datasets.arrays import check_classes
 from penstock.datasets.files import DataFile, Files, generated_folder
 from penstock.datasets.reading.base import (
@@ -117,6 +117,8 @@ class TableDataset(FileDataset):
         columns: names of all columns of a CSV or TSV, in order.
         quoting: "standard" (RFC 4180) or "none", where quotes are characters like others.
         encoding: of a CSV or TSV, any that Python knows.
+        types: of columns of a CSV, TSV or JSON lines: "int", "float", "bool" or "text". Others are
+            what they are in the first 8 MiB of the first file.
         val_fraction: share of the rows that validate, spread evenly over the files; 0 and 1 leave
             all to one split.
         split_seed: another seed, another split.
@@ -161,13 +163,17 @@ class TableDataset(FileDataset):
         files: Files | None = None,
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
+        types: Types | None = None,
     ) -> None:
         if text is not None:
-            named = ("text", text), ("label", label)
-            fields = {kind: {"column": name, "kind": kind} for kind, name in named if name}
+            fields = {
+                kind: {"column": name, "kind": kind}
+                for kind, name in (("text", text), ("label", label))
+                if name
+            }
         self._open(
             partial(files_at, root, file, SUFFIXES, files),
-            Csv(delimiter, header, columns, quoting, encoding, text is not None),
+            Csv(delimiter, header, columns, quoting, encoding, text is not None, types=types or {}),
             split,
             (val_fraction, split_seed, test_fraction),
             cache_dir,
@@ -203,6 +209,8 @@ class TableDataset(FileDataset):
             trained = Source(files_of("train"), text, fields is None)
             self.source.schema, self.source.name = trained.schema, trained.name
         schema = trained.schema
+        for name in {*text.types}.difference(schema.names):
+            raise ConfigError(Problem("dataset.types", no_column(name, schema.names)))
         self.fields = choose_fields(schema, fields, "dataset" if text.texts else "dataset.fields")
         # Whether `fetch_batch` can be used: no field is decoded.
         self.fetches_batches = all(field.kind not in _DECODED for field in self.fields)
@@ -211,8 +219,11 @@ class TableDataset(FileDataset):
         self._columns = list(dict.fromkeys(c for field in self.fields for c in field.columns))
         left_out = {*schema.names}.difference(self._columns)
         if left_out and fields is None and split == "train":
-            types = (f"{column} ({schema.field(column).type})" for column in sorted(left_out)[:20])
-            _log.warning("%s: no fields are made of %s", trained.name, ", ".join(types))
+            _log.warning(
+                "%s: no fields are made of %s",
+                trained.name,
+                ", ".join(f"{of} ({schema.field(of).type})" for of in sorted(left_out)[:20]),
+            )
         self._stored = {field.name: stored_field(field, schema) for field in self.fields}
         self._ragged = [name for name, stored in self._stored.items() if stored.shape is None]
         if classes is not None and not (len({*classes}) == len(classes) > 0):
@@ -275,8 +286,14 @@ class TableDataset(FileDataset):
     def _samples(self, pack: Rows, rows: IntArray) -> list[Sample]:
         """The samples of some rows."""
         self._check(pack, rows)
-        decoded = [field for field in self.fields if field.kind in _DECODED]
-        return pack.samples(rows, {of.name: partial(self._decoded, of, pack) for of in decoded})
+        return pack.samples(
+            rows,
+            {
+                of.name: partial(self._decoded, of, pack)
+                for of in self.fields
+                if of.kind in _DECODED
+            },
+        )
 
     def _gathered(self, pack: Rows, rows: IntArray) -> dict[str, Any]:
         """Some rows as the fields of a batch."""
@@ -302,8 +319,10 @@ class TableDataset(FileDataset):
             if at < batch.num_rows:
                 break
             at -= batch.num_rows
-        cells = batch.slice(at, 1).to_pylist()[0].items()
-        shown = ", ".join(f"column {column!r}: {value!r:.60}" for column, value in cells)
+        shown = ", ".join(
+            f"column {column!r}: {value!r:.60}"
+            for column, value in batch.slice(at, 1).to_pylist()[0].items()
+        )
         texts = self._texts.get(field.name, [])
         wrong = _WRONG.get(field.kind, _WRONG["content"]).format(len(texts), ", ".join(texts[:8]))
         return DataError(
@@ -332,8 +351,11 @@ class TableDataset(FileDataset):
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """How rows are read and divided, and the files."""
         files, text = self.source.files, self.source.text
-        own = [] if text == Csv(texts=text.texts) else [text]  # beside the usual way of reading
-        how = self._shares, None, *self.fields, *self.label_classes.values(), *own
+        how = (
+            *(self._shares, None, *self.fields, *self.label_classes.values()),
+            *text.types.items(),
+            *([] if text == Csv(texts=text.texts) else [text]),  # beside the usual way of reading
+        )
         parts: list[Part] = ["table", self._reader, self._split, *map(repr, how), *files.names]
         return [*parts, *files.sizes.tolist(), *map(bytes, files.pieces())] if sized else parts
 
@@ -361,7 +383,7 @@ class MappedTable(TableDataset, Dataset[Sample]):
         # other's.
         how = _VERSION, self._limits.record_bytes, source.text, self._stored, self._texts
         files = map(source.files.key, range(len(source.files)))
-        key = fingerprint([*map(repr, (*how, *self.fields)), *files])
+        key = fingerprint([*map(repr, (*how, *self.fields, *source.text.types.items())), *files])
         folder = Path(self._cache_dir).expanduser().absolute() / f"columns-{key}"
         # Ranks and jobs of a sweep wait for the first one, which converts.
         generated_folder(folder, partial(self._convert, source), "dataset.cache_dir")
@@ -417,8 +439,11 @@ class MappedTable(TableDataset, Dataset[Sample]):
         if field is None:
             raise ConfigError(Problem("dataset.fields", "no field is a text, of which to count"))
         # A tokenizer counts a text at a time; the texts of a piece are in memory together.
-        pieces = np.array_split(np.arange(self._pack.count), 1 + self._pack.count // 4096)
-        texts = (text for rows in pieces for text in self._pack.values(field, rows))
+        texts = (
+            text
+            for rows in np.array_split(np.arange(self._pack.count), 1 + self._pack.count // 4096)
+            for text in self._pack.values(field, rows)
+        )
         cache = CacheFolder(self._cache_dir, f"lengths-{Path(self._pack.folder).name}")
         return cache.text_lengths(fingerprint([field, name])[:16], texts, self._pack.count, length)[
             self.rows.rows(np.arange(len(self)))
@@ -478,12 +503,18 @@ class StreamedTable(TableDataset, IterableDataset[Record]):
             for name, column in unknown.items():
                 label_numbers(batch.column(column), None, self._codes[name])
         self._sort_classes(trained)
-        numbers = range(len(self.source.files))
-        lengths = [self.source.checked(number, self._columns).lengths for number in numbers]
+        lengths = [
+            self.source.checked(number, self._columns).lengths
+            for number in range(len(self.source.files))
+        ]
         self.rows: TableRows | None = None
-        self._parts: list[tuple[int, int | None]] = [(number, None) for number in numbers]
+        self._parts: list[tuple[int, int | None]] = [
+            (number, None) for number in range(len(lengths))
+        ]
         if None not in lengths:
-            self._parts = [(n, part) for n in numbers for part in range(len(lengths[n] or ()))]
+            self._parts = [
+                (n, part) for n, of in enumerate(lengths) for part in range(len(of or ()))
+            ]
             self._bounds = np.cumsum([0, *(length for of in lengths for length in of or ())])
             self.rows = self._rows_of(int(self._bounds[-1]))
 
@@ -501,8 +532,7 @@ class StreamedTable(TableDataset, IterableDataset[Record]):
 
     def shard_lengths(self) -> list[int] | None:
         """Rows of this split in each shard; None where the files don't say."""
-        rows = self.rows
-        return None if rows is None else np.diff(rows_before(rows, self._bounds)).tolist()
+        return None if self.rows is None else np.diff(rows_before(self.rows, self._bounds)).tolist()
 
     def read_shard(self, shard: int) -> Iterator[Record]:
         """Rows of this split in one shard."""
@@ -525,9 +555,8 @@ class StreamedTable(TableDataset, IterableDataset[Record]):
         files, (val, seed, test) = self.source.files, self._shares
         val, test = files.shares(val, test)
         draws = uniform(hash64(seed, "split", files.names[number]), rows)
-        splits = np.searchsorted([val, max(val, 1 - test)], draws, side="right")  # by number
-        own = ["val", "train", "test"].index(self._split)
-        return rows if files.whole else rows[splits == own]
+        splits = np.array(["val", "train", "test"])[np.digitize(draws, [val, max(val, 1 - test)])]
+        return rows if files.whole else rows[splits == self._split]
 
     def decode(self, record: Record) -> Sample:
         """The sample of a row.
@@ -548,5 +577,4 @@ class StreamedTable(TableDataset, IterableDataset[Record]):
 
     def want_shard(self, shard: int) -> float:
         """The file of a shard is read soon."""
-        files = self.source.files
-        return files.want(files.whole_of([self._parts[shard][0]]))
+        return self.source.files.want(self.source.files.whole_of([self._parts[shard][0]]))

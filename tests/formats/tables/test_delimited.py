@@ -4,6 +4,7 @@ import csv
 import gzip
 import pickle
 import random
+import re
 from itertools import chain
 from pathlib import Path
 
@@ -196,6 +197,59 @@ def test_bad_bytes(mapped, tmp_path):
     (tmp_path / "data.tsv").write_bytes(b"label\ttext\nham\tx\nham\t\xff\n")
     with pytest.raises(DataError, match=r"data\.tsv' cannot be read: .*Row #3: .*invalid UTF8"):
         mapped()
+    # Neither is a picture, which columns of bytes are in other formats.
+    (tmp_path / "a.csv").write_bytes("x,y\n1,caf\u00e9\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"Row #2: .*invalid UTF8 data; set dataset\.encoding"):
+        mapped(name="a.csv", text=None)
+    assert mapped(name="a.csv", text=None, encoding="latin-1")[0] == {"x": 1, "y": "caf\u00e9"}
+    (tmp_path / "b.csv").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
+    with pytest.raises(DataError, match=r"b\.csv' cannot be read"):
+        mapped(name="b.csv", text=None)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "kind", "type"),
+    [
+        ("1", "0.5", "int64", "float"),
+        ("1", "99999999999999999999", "int64", "float"),
+        ("1.5", "?", "double", "text"),
+        ("true", "7", "bool", "text"),
+        ("", "late", None, "text"),
+        ("2020-01-01", "soon", None, "text"),
+    ],
+)
+def test_a_cell_unlike_those_of_the_first_8_mib(mapped, stream, tmp_path, first, later, kind, type):
+    cells = [*[first] * 8600, later]
+    content = "".join(f"{cell},{'p' * 1000}\n" for cell in ["x", *cells])
+    given = {"text": None, "fields": {"x": None}}
+    data = mapped(content, name="a.csv", types={"x": type}, **given)
+    assert data[8600] == all_of(stream(types={"x": type}, classes=None, **given))[8600]
+    assert data[8600]["x"] == (later if type == "text" else pytest.approx(float(later)))
+    if kind:
+        said = rf"a\.csv', Row #8602, column 'x': '{re.escape(later)}' is no {kind}, .*"
+        for make in (mapped, stream):
+            with pytest.raises(DataError, match=rf"{said}set dataset\.types={{x: {type}}}"):
+                all_of(make(**given, **({"name": "a.csv"} if make is mapped else {})))
+
+
+def test_files_have_the_types_of_the_first(mapped, stream, tmp_path):
+    (tmp_path / "a.csv").write_text("x,y,z\n0.5,a,1\n")
+    (tmp_path / "b.csv").write_text("z,x,y\n2,3,7\n4,5,6\n")
+    (tmp_path / "c.csv").write_text("z,x,y\n2,,b\n")
+    made = {"text": None, "fields": {"y": None, "z": None}}
+    for data in (mapped(name=".", **made), stream(**made)):
+        texts = [(sample["y"], sample["z"]) for sample in all_of(data)]
+        assert texts == [("a", 1), ("7", 2), ("6", 4), ("b", 2)]
+    files = {"text": None, "name": "{a,b}.csv"}
+    assert [float(sample["x"]) for sample in all_of(mapped(**files))] == [0.5, 3, 5]
+    (tmp_path / "a.csv").write_text("x,y,z\n0.5,a,0.5\n")
+    (tmp_path / "b.csv").write_text("x,y,z\n1,a,0.5\n")
+    files["name"] = "{b,a}.csv"
+    with pytest.raises(DataError, match=r"'x' is double, but in .* int64.*set dataset\.types"):
+        mapped(**files)
+    assert [float(row["x"]) for row in all_of(mapped(types={"x": "float"}, **files))] == [1, 0.5]
+    with pytest.raises(ConfigError, match=r"dataset\.types: there is no column 'w'"):
+        mapped(types={"w": "text"}, **files)
 
 
 @pytest.mark.parametrize(
