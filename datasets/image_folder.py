@@ -1,4 +1,4 @@
-"""Images in folders: a class a folder.
+"""Images in folders: one folder per class.
 
     root/<class>/.../image.jpg            divided by `val_fraction`, each class alike
     root/train/<class>/..., root/val/...  divided already, when both folders exist; and root/test

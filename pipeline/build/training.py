@@ -69,7 +69,7 @@ class TrainingParts:
         return Objective(self.data.make_with_facts("objective", self.config.objective, nested=True))
 
     def optimizer(self, model: nn.Module, total_steps: int = 0) -> Optimizer:
-        """The optimizer of the model's weights; or several, each of a part that it is named for.
+        """The optimizer of the model's weights; or several, each for the part of its name.
 
         Args:
             total_steps: how often its schedule will be stepped, as for `scheduler`.

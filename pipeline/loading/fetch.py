@@ -483,7 +483,7 @@ def _decoded(step: Any, stored: bool, samples: Samples) -> Made:
 
 
 def reads_whole(dataset: object) -> bool:
-    """Whether a dataset's `fetch_batch` reads what its samples are read by.
+    """Whether a dataset's `fetch_batch` reads in the same way as its samples.
 
     A subclass may override how samples are made, and a wrapper may forward the attributes of the
     dataset that it wraps.

@@ -232,7 +232,7 @@ def _series(column: Any) -> Any:
 
 
 def _truth(value: Any) -> Any:
-    """True or false, one or for each row. pandas would make bits of a number beside `and`."""
+    """A truth value, or one per row; beside `and`, pandas would combine the bits of a number."""
     if isinstance(value, (bool, np.bool_)):
         return np.bool_(value)  # ~True is -2
     if not isinstance(value, pd.Series) or value.dtype.kind != "b":

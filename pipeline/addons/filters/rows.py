@@ -237,7 +237,7 @@ def filtered(
     without: str | list[int] | dict[str, list[int]] | None = None,
     split: str = "train",
 ) -> Any:
-    """The rows of a dataset that are left, e.g. of a source of a mixture; as in `data`.
+    """The rows of a dataset that remain, e.g. of a source of a mixture; as in `data`.
 
     Args:
         filter: a function is a node with `_partial_: true`.

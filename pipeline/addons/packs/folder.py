@@ -552,7 +552,7 @@ class Packed(Pack, Dataset[dict[str, Any]]):
     def fetches_pictures(self) -> bool:
         """Whether `fetch_batch` can leave pictures in place: there are some, and no points."""
         fields = self.fields.values()
-        # Points and boxes are told the size of their picture, which is known when it is copied.
+        # Points and boxes need the size of their image, which is known when that is copied.
         rest = [field for field in fields if not field.is_picture]
         return len(rest) < len(fields) and all(
             field.kind in _NUMBERS and not field.type and field.shape is not None for field in rest

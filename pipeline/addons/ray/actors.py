@@ -55,7 +55,7 @@ class RayOptions:
 
 
 def _connected(options: RayOptions, actors: int) -> Any:
-    """The package ray, once there is a Ray.
+    """The package `ray`, once a Ray runs.
 
     Raises:
         ConfigError: it is not installed, or there is none at the address.

@@ -190,7 +190,7 @@ class RecordFiles:
         return Spans(numbers, np.zeros(len(numbers), np.int64), self.sizes[numbers])
 
     def want(self, spans: Spans) -> float:
-        """The spans are read soon: fetch them ahead; their part of `files.ahead`, 0 if local."""
+        """Fetch spans that are read soon; returns their share of `files.ahead`, 0 if local."""
         if not self.is_remote:
             return 0.0
         wanted = zip(*(each.tolist() for each in spans), strict=True)

@@ -36,7 +36,7 @@ import torch.multiprocessing  # tells ForkingPickler of tensors
 _HEADER, _FILE = struct.Struct("<QQQ"), struct.Struct("i")
 _ROOM = socket.CMSG_SPACE(_FILE.size)
 # Bytes up to which a tensor is copied, which costs less than mapping it, and a pickle goes into the
-# packet. The kernel keeps some 200 KiB of packets; who sends more waits for the reader.
+# packet. The kernel keeps some 200 KiB of packets; a sender of more waits for the reader.
 _SMALL = 1 << 16
 _KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
 _here = threading.local()  # the file of the message that this thread reads
