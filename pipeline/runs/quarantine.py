@@ -19,8 +19,6 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from penstock.errors import ConfigError, Problem
 from penstock.files.disk import append, writing
 from penstock.loading.bad_samples import BadSamples, LeftOut, OnError
@@ -41,6 +39,8 @@ def read(path: str | Path) -> list[Entry]:
     Raises:
         ConfigError: there is no such file, or it is something else.
     """
+    import pandas as pd  # half a second and 20 MiB, which most runs do without
+
     try:
         content = Path(path).read_bytes()
         # A crash may have cut off the last line, or all of it.
