@@ -4,6 +4,8 @@ A run is the same one if its fingerprint is: every key that its weights depend o
 difference is refused by its key, or allowed by `resume_despite`. Two may always differ: a run may
 become longer, and leave out other batches from where it resumes on. A fingerprint does not depend
 on who loads the data, the machine or the number of processes.
+
+`tasks/opening.py` finds the checkpoint, and `training/loop.py` continues at its address.
 """
 
 from __future__ import annotations
