@@ -200,7 +200,7 @@ class TableFile:
         with pa.input_stream(self._path, compression="detect") as stream:
             if not text.longest:
                 yield from self._text_reader(pa.TransformInputStream(stream, counted), columns)
-            elif content := stream.read().decode(text.encoding):
+            elif content := stream.read().decode(text.encoding).removeprefix("\ufeff"):
                 by_line = self.name.lower().endswith(_TEXT) if text.lines is None else text.lines
                 yield pa.record_batch(
                     [pa.array(documents(content, by_line, text.longest), pa.large_string())],
@@ -374,7 +374,8 @@ def documents(text: str, by_line: bool, longest: int) -> Iterator[str]:
         f".{{{longest}}}",
     ]
     cut = re.compile("|".join(cuts), re.DOTALL)
-    for page in text.splitlines() if by_line else text.split(PAGE):
+    # Not by `splitlines`, which ends lines in the middle of texts: at U+2028, for one.
+    for page in re.split("\r\n?|\n", text) if by_line else text.split(PAGE):
         yield from filter(str.strip, cut.findall(page))
 
 

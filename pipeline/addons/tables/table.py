@@ -60,7 +60,7 @@ from penstock.order.keys import IntArray, hash64, uniform
 
 _log = logging.getLogger(__name__)
 
-_VERSION = 2  # of converted tables
+_VERSION = 3  # of converted tables
 BAD = "table.bad"  # each row's bad field; no field has a file with a dot in its name
 _DECODED = ("image", "audio", "rate")
 # What is wrong with a bad cell, by the kind of its field.
@@ -215,12 +215,15 @@ class TableDataset(FileDataset):
         # Whether `fetch_batch` can be used: no field is decoded.
         self.fetches_batches = all(field.kind not in _DECODED for field in self.fields)
         if not self.fields:
-            raise DataError(f"{trained.name!r} has no column that a field can be made of.")
+            raise DataError(
+                f"{trained.name!r} has no rows, or no column that a field can be made of. Repair "
+                "it; of a CSV, dataset.types can make columns text."
+            )
         self._columns = list(dict.fromkeys(c for field in self.fields for c in field.columns))
         left_out = {*schema.names}.difference(self._columns)
         if left_out and fields is None and split == "train":
             _log.warning(
-                "%s: no fields are made of %s",
+                "%s: no fields are made of %s; of a CSV, dataset.types can make them text",
                 trained.name,
                 ", ".join(f"{of} ({schema.field(of).type})" for of in sorted(left_out)[:20]),
             )

@@ -97,15 +97,6 @@ def test_a_table_of_numbers_is_a_csv_too(tmp_path):
         ]
 
 
-def test_splits_share_the_rows(mapped):
-    rows = rows_of(100)
-    mapped(tsv(rows))
-    train, val = (mapped(split=split, val_fraction=0.2) for split in ("train", "val"))
-    assert (len(train), len(val)) == (80, 20)
-    assert sorted(table(all_of(train) + all_of(val))) == sorted(rows)
-    assert train.fingerprint != val.fingerprint
-
-
 def test_a_file_that_validates_has_the_classes_of_training(mapped, tmp_path):
     (tmp_path / "train.tsv").write_text(tsv([("c", "x"), ("b", "y"), ("a", "z")]))
     (tmp_path / "val-fewer.tsv").write_text(tsv([("c", "x"), ("b", "y")]))
@@ -176,6 +167,7 @@ def test_the_fingerprint(mapped, tmp_path):
         ("label\ttext\nham\tx\nham\ta\tb\n", {}, r"Row #3: Expected 2 columns, got 3: ham"),
         ('label\ttext\nham\tx\nham\t"x\nham\ty\n', {}, r"a quoted field is not closed"),
         ("\n\n", {}, "Empty CSV"),
+        ("x\ty\n", {"text": None}, "has no rows"),
         ("label\ttext\n\n", {"label": None}, "has no rows"),
         ("text\ttext\tlabel\n", {}, "column 'text' appears twice"),
         ("a\tb\tc\n", {"columns": ["label", "text"]}, "Expected 2 columns, got 3"),

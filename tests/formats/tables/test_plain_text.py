@@ -47,11 +47,13 @@ def test_files_are_divided_and_their_pages_are_documents(folder):
 
 def test_a_single_file_is_divided_by_its_documents(tmp_path):
     path = tmp_path / "messages.tsv"
-    path.write_text("".join(f"ham\tmessage {number}\n" for number in range(50)) + "\n\n")
+    # A mark of UTF-8 is no text, and a separator of Unicode ends no line.
+    lines = "".join(f"ham\tmessage\u2028 {number}\r\n" for number in range(50))
+    path.write_bytes(f"\ufeff{lines}\n\n".encode())
     train, val = (made(path, split, val_fraction=0.2) for split in ("train", "val"))
     assert (len(train), len(val)) == (40, 10)
     assert not {*texts_of(train)} & {*texts_of(val)}
-    assert train[0]["text"].startswith("ham\tmessage ")
+    assert all(text.startswith("ham\tmessage\u2028 ") for text in texts_of(train))
     assert len(made(path, val_fraction=0.0, lines=False)) == 1
 
 
