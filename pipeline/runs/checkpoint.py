@@ -249,15 +249,17 @@ class Checkpoints:
     def _save(self, path: Path, text: str, tensors: dict[str, Tensor], best: bool) -> None:
         # Nobody else writes here, so what a killed save has left goes at once.
         prepare(self.folder, CheckpointError, idle=0)
-        write(path, text, tensors)
+        # The best first: a run that is killed before the last has it resumes from before both, and
+        # makes them again. The other way round, the last would know of a best that no file has.
+        write(self.folder / BEST if best else path, text, tensors)
         if best:
-            hidden = temporary_name(self.folder / BEST)
-            with writing(self.folder / BEST, CheckpointError):
+            hidden = temporary_name(path)
+            with writing(path, CheckpointError):
                 try:
-                    os.link(path, hidden)  # it outlives the first name
+                    os.link(self.folder / BEST, hidden)
                 except OSError:  # a file system without hard links
-                    shutil.copyfile(path, hidden)
-                hidden.replace(self.folder / BEST)
+                    shutil.copyfile(self.folder / BEST, hidden)
+                hidden.replace(path)
         # Only now, when the new one is whole on the disk.
         by_step = [file for file in saved(self.folder) if file.name != BEST]
         for old in by_step[: -self.keep_last]:

@@ -19,7 +19,7 @@ import platform
 import secrets
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from importlib import metadata
@@ -88,7 +88,7 @@ class RunFolder:
         Raises:
             DiskError: it cannot be made or written to.
         """
-        for folder in chain([path], (path.with_name(f"{path.name}-{n}") for n in count(2))):
+        for folder in names_of(path):
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
             # Of several processes that find it free, the lock lets one in.
@@ -122,8 +122,12 @@ class RunFolder:
         read_manifest(path)  # before the lock, which is a file in the folder
         if (lock_file := take(path)) is None:
             holder = one_line((path / HOLDER).read_text(errors="replace")) or "another process"
-            way = "wait for it or stop it, or set another run_dir"
-            raise ConfigError(Problem("resume", f"{path} is in use by {holder}; {way}"))
+            raise ConfigError(
+                Problem(
+                    "resume",
+                    f"{path} is in use by {holder}; wait for it or stop it, or set another run_dir",
+                )
+            )
         prepare(path, idle=0)
         run = cls(path, {**read_manifest(path), "status": "running"}, lock_file)
         config = yaml.safe_load((path / CONFIG).read_bytes())
@@ -181,6 +185,11 @@ class RunFolder:
     def release(self) -> None:
         """Release the folder for other processes; a second time does nothing."""
         self._lock.close()
+
+
+def names_of(path: Path) -> Iterator[Path]:
+    """`path`, and the names of further runs that are started with it as `run_dir`."""
+    return chain([path], (path.with_name(f"{path.name}-{n}") for n in count(2)))
 
 
 def take(folder: Path) -> FileIO | None:

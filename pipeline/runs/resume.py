@@ -97,8 +97,9 @@ def differences(
             )
         # One answer allows all that a dataset is known by.
         name = "dataset" if key.startswith("dataset.") else key
-        way = f"{reason}, or resume regardless with 'resume_despite=[{name}]'"
-        problems.append(Problem(one_line(key), way))
+        problems.append(
+            Problem(one_line(key), f"{reason}, or resume regardless with 'resume_despite=[{name}]'")
+        )
     return problems
 
 

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,14 @@ from penstock.errors import ConfigError, Problem
 from penstock.order.address import Address, Skipped
 from penstock.runs import checkpoint, resume
 from penstock.runs.checkpoint import Newest
-from penstock.runs.folder import UNPROVEN, RunFolder, has_manifest, read_manifest, same_data
+from penstock.runs.folder import (
+    UNPROVEN,
+    RunFolder,
+    has_manifest,
+    names_of,
+    read_manifest,
+    same_data,
+)
 from penstock.terminal import say
 from penstock.training.loop import Session
 
@@ -88,7 +96,6 @@ class Opened(Session):
     folder: RunFolder | None = None
     newest: Newest | None = None
     old: Path | None = None
-    restarted: bool = False
     renewed: int | None = None
 
     @property
@@ -114,11 +121,15 @@ def find(config: Config, group: Group, own: Mapping[str, Any]) -> Opened:
         CheckpointError: the named checkpoint, or all of them, cannot be used.
     """
     # If the launcher of any machine has started its ranks again, all of them resume.
-    is_again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    opened = Opened(fingerprint=own, restarted=any(group.gather(is_again)))
+    restarted = any(group.gather(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0))
+    opened = Opened(fingerprint=own)
     if group.is_first:
-        again = Source(Path(config.run_dir), required=False) if opened.restarted else None
-        if (origin := source(config) or again) is not None:
+        origin = source(config)
+        if origin is None and restarted:
+            # In the folder that they began, which is the last: the names before it were taken.
+            begun = takewhile(has_manifest, names_of(Path(config.run_dir)))
+            origin = Source([Path(config.run_dir), *begun][-1], required=False)
+        if origin is not None:
             opened.newest = _newest(origin)
             if origin.folder is not None and has_manifest(origin.folder):
                 opened.old = origin.folder

@@ -213,6 +213,13 @@ def test_best_and_last_are_kept(tmp_path: Path) -> None:
     assert [checkpoint.load(p)["step"] for p in checkpoint.saved(tmp_path / "c")] == [1, 3, 4]
     assert best is not None
     assert checkpoint.load(best) == {"step": 1}
+    best.unlink()
+    best.mkdir()
+    kept.save({"step": 5}, 5, best=True)
+    with pytest.raises(CheckpointError, match=f"{checkpoint.BEST} cannot be written"):
+        kept.flush()
+    # A run that is resumed does not take for saved what no file holds.
+    assert checkpoint.find_newest(tmp_path / "c").state == {"step": 4}
 
 
 def test_find_takes_a_file_a_run_and_their_folder(tmp_path: Path) -> None:
