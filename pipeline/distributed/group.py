@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from penstock import program
-from penstock.distributed.world import World, is_launched, launcher
+from penstock.distributed.world import World, attempt, is_launched, launcher
 from penstock.errors import PREEMPTED, ConfigError, PenstockError, Problem
 from penstock.torch_internals import tree_map_only
 
@@ -178,7 +178,8 @@ def join(
         torch.cuda.set_device(world.device)
     try:
         os.environ.update(launcher())  # srun's description, too
-        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
+        known, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
+        store = dist.PrefixStore(attempt(), known)
         dist.init_process_group(
             backend or ("nccl" if cuda else "gloo"),
             store=store,
@@ -189,7 +190,7 @@ def join(
             timeout=limit + timedelta(seconds=20 if cuda else 0),
         )
         control: Any = dist.new_group(backend="gloo", timeout=limit)
-    except (ValueError, RuntimeError, KeyError) as error:
+    except (ValueError, RuntimeError, KeyError, AssertionError) as error:
         unreachable = ConfigError(
             Problem(
                 "distributed",

@@ -138,9 +138,9 @@ def gathered(rows: Tensor) -> Tensor:
         return rows
     group, request = now
     own = rows if request.valid else rows[:0]  # a share that is all padding only takes part
-    counts = group.gather(len(own))
-    before = sum(counts[: group.world.rank])
-    after = sum(counts) - before - len(own)
-    ends = [own.new_zeros(n, *own.shape[1:]) for n in (before, after)]
+    every = [
+        own if rank == group.world.rank else own.new_zeros(count, *own.shape[1:])
+        for rank, count in enumerate(group.gather(len(own)))
+    ]
     # The sum over the ranks, of the rows and, backwards, of their gradients.
-    return all_reduce(torch.cat([ends[0], own, ends[1]]))
+    return all_reduce(torch.cat(every))

@@ -64,6 +64,20 @@ def launcher(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
     }
 
 
+def attempt() -> str:
+    """The number of times that all ranks were started again; "0" on several machines.
+
+    torch's agent serves one store for all of its starts, so what ranks write there needs a name
+    that those of the start before had not: a rank would read the address of one that is dead.
+    Agents of several machines count by themselves (docs/clusters.md: a store for each start).
+    """
+    return (
+        os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        if os.environ.get("GROUP_WORLD_SIZE") == "1"
+        else "0"
+    )
+
+
 def is_launched() -> bool:
     """Whether a launcher such as torchrun or srun started this process."""
     return bool(launcher().get("WORLD_SIZE"))

@@ -134,8 +134,8 @@ def append(path: Path, lines: Iterable[str]) -> None:
 def cut(path: Path, keep: Callable[[Any], bool]) -> None:
     """Drop the records of a .jsonl file after the last one that `keep` accepts.
 
-    A record that a killed process wrote in part is dropped, too. Records are read from the end, up
-    to the one that stays.
+    A record that a killed process wrote in part is dropped, too. The file is read whole, and its
+    records are parsed from the end, up to the one that stays.
 
     Raises:
         DiskError: the file cannot be written.

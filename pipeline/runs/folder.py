@@ -153,7 +153,7 @@ class RunFolder:
         write_manifest(self.path, self.manifest)
 
     def rewind(self, epoch: int, step: int, updates: int) -> None:
-        """Cut what was written after the checkpoint that the run resumes from; reads only that.
+        """Cut what was written after the checkpoint that the run resumes from.
 
         Args:
             epoch, step: address of the next batch.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +140,8 @@ def with_schedules(
     lengths = _COUNTS.intersection(targets.arguments(function)) - scheduler.keys()
     is_constant = function.__name__ == "ConstantLR" and scheduler.get("factor") == 1
     if not is_other and (not lengths or is_constant):
-        return own, None
-    kept, left = [], done
-    for span in before:
-        kept.append(min(span, left))
-        left -= kept[-1]
-    return {**own, SCHEDULES: [*filter(None, kept), moves - done]}, moves - done
+        return {**own, SCHEDULES: before}, None  # by which its warm-up is made, a share of them
+    # The last of them may have gone on beyond its length, as a constant one does in a longer run.
+    ends = [0, *(min(end, done) for end in accumulate(before[:-1])), done, moves]
+    spans = [end - begin for begin, end in pairwise(ends)]
+    return {**own, SCHEDULES: [*filter(None, spans)]}, moves - done

@@ -147,6 +147,7 @@ def _orders(requests: Sequence[Request], lengths: Sequence[int]) -> list[int]:
 def order_hash(before: str, steps: Sequence[Step]) -> str:
     """The hash over all steps of a run: `before` extended by `steps`."""
     for step in steps:
-        line = f"{before} {step.epoch} {step.step} {step.order:016x}"
-        before = hashlib.blake2b(line.encode(), digest_size=16).hexdigest()
+        before = hashlib.blake2b(
+            f"{before} {step.epoch} {step.step} {step.order:016x}".encode(), digest_size=16
+        ).hexdigest()
     return before

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from penstock.config.messages import nearest
+from penstock.files.limits import Count
 from penstock.files.pretrained import read_weights_as_tensors
 from penstock.training.adapter import require
 
@@ -37,7 +38,7 @@ class LandmarkNet(nn.Module):
             faces, as the maps stay flat for long.
     """
 
-    def __init__(self, num_landmarks: int, width: int = 16, sharpness: float = 5.0) -> None:
+    def __init__(self, num_landmarks: int, width: Count = 16, sharpness: float = 5.0) -> None:
         super().__init__()
         self.sharpness = sharpness
         self.features = nn.Sequential(
@@ -75,7 +76,7 @@ class SmallConvNet(nn.Module):
     """
 
     def __init__(
-        self, num_outputs: int, width: int = 16, dropout: float = 0.0, channels: int = 3
+        self, num_outputs: int, width: Count = 16, dropout: float = 0.0, channels: Count = 3
     ) -> None:
         super().__init__()
         widths = [channels, width, 2 * width, 4 * width, 8 * width]
@@ -105,8 +106,8 @@ class SequenceNet(nn.Module):
         self,
         num_features: int,
         num_outputs: int,
-        hidden: int = 64,
-        layers: int = 1,
+        hidden: Count = 64,
+        layers: Count = 1,
         bidirectional: bool = True,
         dropout: float = 0.0,
     ) -> None:
@@ -150,9 +151,9 @@ class TextNet(nn.Module):
         self,
         num_tokens: int,
         num_outputs: int,
-        width: int = 64,
-        hidden: int = 64,
-        layers: int = 1,
+        width: Count = 64,
+        hidden: Count = 64,
+        layers: Count = 1,
         bidirectional: bool = True,
         dropout: float = 0.0,
     ) -> None:
@@ -185,7 +186,7 @@ class AudioNet(nn.Module):
     """
 
     def __init__(
-        self, num_bands: int, num_outputs: int, width: int = 64, dropout: float = 0.1
+        self, num_bands: int, num_outputs: int, width: Count = 64, dropout: float = 0.1
     ) -> None:
         super().__init__()
         self.strides = (1, 2, 2, 1)

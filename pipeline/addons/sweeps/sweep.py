@@ -9,7 +9,6 @@ whatever processes ran the jobs, and however often they were killed.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import re
@@ -30,7 +29,7 @@ from penstock.distributed import stop, world
 from penstock.errors import PREEMPTED, ConfigError, Problem
 from penstock.files.disk import prepare, write_atomically
 from penstock.files.locks import is_locked, lock
-from penstock.runs.folder import HOLDER, MANIFEST, has_manifest, read_manifest
+from penstock.runs.folder import HOLDER, MANIFEST, has_manifest, read_manifest, write_manifest
 from penstock.runs.resume import SCHEDULES, fingerprint, is_harmless, key_of
 from penstock.terminal import put, say
 
@@ -148,8 +147,7 @@ def jobs_of(folder: Path) -> list[Job]:
 
 def note(folder: Path, **facts: Any) -> None:
     """Add facts to the manifest of a job that no run has claimed, or whose run has ended."""
-    manifest = {**Job.read(folder).manifest, **facts}
-    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2).encode() + b"\n")
+    write_manifest(folder, {**Job.read(folder).manifest, **facts})
 
 
 def run_job(

@@ -60,6 +60,24 @@ if {codes}[rank] < 0: signal.signal(signal.SIGTERM, signal.SIG_DFL)
     assert (str(caught.value), caught.value.exit_code) == (message, code)
 
 
+def test_ranks_that_start_again_meet_each_other_and_not_the_dead(tmp_path):
+    # Rank 1 comes first, when the launcher's store still has what the first rank 0 wrote.
+    body = (
+        "import time\n"
+        "from penstock.distributed.group import join\n"
+        "from penstock.distributed.world import from_environment\n"
+        "time.sleep(3 * start * (1 - rank))\n"
+        "with join(from_environment('cpu'), timeout=60) as group:\n"
+        f"    open({str(tmp_path)!r} + f'/{{rank}}', 'w').write(str(group.gather(start)))\n"
+        "    if start < 1 and not rank: end(-9)\n"
+        "    group.gather(0)\n"
+    )
+    launch.run([sys.executable, "-c", RANK + body], 2, max_restarts=1)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        "01", "[1, 1]"
+    )
+
+
 def test_ranks_are_started_again_as_often_as_they_may_be(tmp_path):
     body = (
         f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').write(str(start))\n"

@@ -72,19 +72,20 @@ def test_a_finished_run_is_trained_longer(scheduler, interval, fit, rates, tmp_p
         chosen.append(f"schedule.interval={interval}")
     assert fit("trainer.max_epochs=4", "run_dir=run", *chosen).code == 0
     first, rates[:] = list(rates), []
-    longer = fit("resume=run", "trainer.max_epochs=10")
+    # Of 4 epochs the stock warm-up has none, of 12 it would have one.
+    longer = fit("resume=run", "trainer.max_epochs=12")
     assert longer.code == 0, longer.err
-    assert len(rates) == 6 * STEPS
-    assert (manifest()["status"], manifest()["last"]["epoch"]) == ("done", 9)
+    assert len(rates) == 8 * STEPS
+    assert (manifest()["status"], manifest()["last"]["epoch"]) == ("done", 11)
     new = "schedule: a new" in longer.err
     assert new == (scheduler in ("onecycle", "cosine"))
     if new:
-        left, made = (6, 4) if interval == "epoch" else (24, 16)
+        left, made = (8, 4) if interval == "epoch" else (32, 16)
         assert f"for the remaining {left} changes of the learning rate; the" in longer.err
         assert f"the run's was made for {made}" in longer.err
-        anew = fit("trainer.max_epochs=6", "run_dir=anew", *chosen)
+        anew = fit("trainer.max_epochs=8", "run_dir=anew", *chosen)
         assert anew.code == 0
-        assert rates[6 * STEPS :] == rates[: 6 * STEPS], "as a run of 6 epochs would have it"
+        assert rates[8 * STEPS :] == rates[: 8 * STEPS], "as a run of 8 epochs would have it"
     else:
         assert set(rates) == {first[-1]}, "it goes on as it was"
 

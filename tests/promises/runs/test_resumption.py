@@ -98,13 +98,14 @@ STEP = {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 3}
         (None, [800], 500, COSINE, [500, 300], 300),
         ([300, 200], [500], 400, COSINE, [300, 200], None),
         ([300, 200], [900], 100, COSINE, [100, 800], 800),
-        ([500], [800], 500, STEP, [800], None),
+        ([500], [800], 500, STEP, [500], None),
         ([500], [800], 500, CONSTANT, [500, 300], 300),
-        ([500], [800], 500, {**CONSTANT, "factor": 1}, [800], None),
+        ([500], [800], 500, {**CONSTANT, "factor": 1}, [500], None),
         ([500], [800], 500, {**CONSTANT, "factor": 0.5}, [500, 300], 300),
-        ([500], [800], 500, {**CONSTANT, "total_iters": 9}, [800], None),
-        ([500], [800], 500, {**COSINE, "T_max": 9, "factor": 1}, [800], None),
+        ([500], [800], 500, {**CONSTANT, "total_iters": 9}, [500], None),
+        ([500], [800], 500, {**COSINE, "T_max": 9, "factor": 1}, [500], None),
         ([500], [800], 500, {**COSINE, "factor": 1}, [500, 300], 300),
+        ([500], [800], 700, COSINE, [700, 100], 100),  # after one that went on by itself
         ([500], [800], 500, None, [800], None),
     ],
 )

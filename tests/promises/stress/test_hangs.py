@@ -102,8 +102,8 @@ def ended(processes, seconds):
                 os.killpg(one.pid, signal.SIGKILL)
 
 
-def outcome(folder):
-    return [(folder / "run" / name).read_text() for name in ("ledger.jsonl", "digests.jsonl")]
+def outcome(folder, run="run"):
+    return [(folder / run / name).read_text() for name in ("ledger.jsonl", "digests.jsonl")]
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,9 @@ def test_a_hang_ends_and_the_run_resumes(launcher, more, hang, tmp_path, undistu
 
 @pytest.mark.parametrize("hang", ["train 1 gil", "train 0 stop"])
 def test_all_start_again_by_themselves(hang, tmp_path, undisturbed):
-    more = ("distributed=ddp", "distributed.max_restarts=1")
+    more = ("distributed=ddp", "distributed.max_restarts=1", "resume=null")
+    (tmp_path / "run").mkdir()  # of another run, so that this one has run-2
+    (tmp_path / "run" / "manifest.json").write_text('{"status": "done"}')
     processes = start(tmp_path, "ours", *more, HANG=hang, HANG_ONCE=str(tmp_path / "hung"))
     begun = time.monotonic()
     codes = ended(processes, 200 + GRACE)
@@ -167,5 +169,5 @@ def test_all_start_again_by_themselves(hang, tmp_path, undisturbed):
     print(f"{said}\n{time.monotonic() - begun:.1f} s with start and end, {codes}")
     assert codes == [0], said
     assert said.count(f"Gone or late: rank {hang.split()[1]}.") == 1
-    assert outcome(tmp_path) == undisturbed("distributed=ddp")
-    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "done"
+    assert outcome(tmp_path, "run-2") == undisturbed("distributed=ddp")
+    assert json.loads((tmp_path / "run-2" / "manifest.json").read_text())["status"] == "done"
