@@ -179,7 +179,7 @@ def join(
     try:
         os.environ.update(launcher())  # srun's description, too
         known, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
-        store = dist.PrefixStore(attempt(), known)
+        store = dist.PrefixStore(attempt(), known)  # type: ignore[attr-defined]
         dist.init_process_group(
             backend or ("nccl" if cuda else "gloo"),
             store=store,

@@ -334,11 +334,13 @@ def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
         if size is None:
             if options.schedule == "step" and options.max_steps:
                 return options.max_steps
-            reason = (
-                "needs the length of the run, and the stream's is unknown; set sampler.steps, "
-                "trainer.max_steps or scheduler=none"
+            raise ConfigError(
+                Problem(
+                    "scheduler",
+                    "needs the length of the run, and the stream's is unknown; set sampler.steps, "
+                    "trainer.max_steps or scheduler=none",
+                )
             )
-            raise ConfigError(Problem("scheduler", reason))
         steps += math.ceil(size / options.accumulate)
         epochs += 1
     return int(min(steps, limit)) if options.schedule == "step" else epochs

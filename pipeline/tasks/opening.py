@@ -171,6 +171,7 @@ def claim(config: Config, group: Group, opened: Opened, facts: Mapping[str, Any]
         opened.checkpoints = options(config, "trainer.checkpoint", path / "checkpoints", group)
         if opened.old is not None and opened.newest is not None:
             opened.checkpoints.set_aside(path for path, _ in opened.newest.skipped)
+    opened.newest = None  # with it the last name but `opened.state` of tensors in memory
 
 
 def _folder(config: Config, size: int, opened: Opened, facts: Mapping[str, Any]) -> RunFolder:

@@ -69,7 +69,12 @@ def prepare(config: Config, model: nn.Module, begins: bool) -> None:
 
 
 def _listed(patterns: Sequence[str] | str | None) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else [str(each) for each in patterns or ()]
+    # Whatever else stands there names nothing, and is refused by that.
+    return [
+        str(each)
+        for each in (patterns if isinstance(patterns, list | tuple) else [patterns])
+        if each is not None
+    ]
 
 
 def named_by(patterns: Sequence[str], name: str) -> bool:

@@ -180,20 +180,22 @@ class _Fit:
     ) -> None:
         self.train_step, self.train, self.val = train_step, train, val
         self.options, self.group = train_step.options, train_step.group
-        self.session, self.observers, self.stop_requested = session, observers, stop_requested
+        self.checkpoints, self.fingerprint = session.checkpoints, session.fingerprint
+        self.observers, self.stop_requested = observers, stop_requested
         self.result, self.meter = Result(), Meter(self.group)
         self.address = Address(0, 0)  # of the next batch
         self.begun = False  # whether the epoch at that address has begun and has no record yet
         self.metrics: Record = {}  # of the last validation
         self.deaths = 0  # of workers of this rank, up to the last record
         self.saved_at = time.monotonic()
-        if (state := session.state) is not None:  # a result of `_settled`
+        if (state := session.state) is not None:  # as `_save` makes it
             train_step.load_state_dict(state)
             self.address = Address(int(state["loader"]["epoch"]), int(state["loader"]["step"]))
             progress, self.metrics = state["progress"], dict(state["metrics"])
             self.begun = bool(progress["begun"])
             self.result = Result(**progress["result"])
             self.meter = Meter(self.group, progress["meter"])
+            session.state = None  # its tensors would stay in the memory of every rank
 
     def _has_steps(self, epoch: int, start: int = 0) -> bool:
         """Whether the epoch has a batch to train on from `start` on, as far as that is known."""
@@ -246,8 +248,7 @@ class _Fit:
         # Before the save: a run resumed from it does not write this record again.
         _tell(self.observers, "on_record", record)
         _tell(self.observers, "on_epoch_end", record)
-        kept = self.session.checkpoints
-        due = kept is not None and (epoch + 1) % kept.every_epochs == 0
+        due = self.checkpoints and (epoch + 1) % self.checkpoints.every_epochs == 0
         if last or improved or due or self.reason is not None:
             self._save(improved)
 
@@ -286,14 +287,14 @@ class _Fit:
     def _update(self, batch: Batch) -> None:
         """Take an optimizer step, log every `log_every` of them, and save if that is due."""
         self.train_step.update()
-        updates, kept = self.train_step.updates, self.session.checkpoints
+        updates, checkpoints = self.train_step.updates, self.checkpoints
         if updates % self.options.log_every == 0:
             self._read()
             record = self._record(self.meter.mean("window_total", "window_losses"))
             self.meter.begin_window()
             _tell(self.observers, "on_log", record)
         self.address = Address(batch.request.epoch, batch.request.step + 1)
-        if kept and kept.every_steps and updates % kept.every_steps == 0:
+        if checkpoints and checkpoints.every_steps and updates % checkpoints.every_steps == 0:
             self._save()
 
     def _record(self, loss: float) -> Record:
@@ -342,8 +343,7 @@ class _Fit:
         A rank that waits for its batch answers, too. The others have received theirs and not
         started on it, so all ranks stop at the same address; in validation, before all of it.
         """
-        kept = self.session.checkpoints
-        minutes = kept.every_minutes if kept else None
+        minutes = self.checkpoints.every_minutes if self.checkpoints else None
         late = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
         ends, due = self.group.agree(interrupted or self.stop_requested() is not None, late)
         # Between accumulated batches there is no address to resume from.
@@ -354,14 +354,14 @@ class _Fit:
         self.train_step.drop_pending()  # batches since the last step, which are learned from again
         self.meter.drop_from(self.address)
         self._save()
-        if kept:  # a thread writes, and the process ends soon
-            kept.flush()
+        if self.checkpoints:  # a thread writes, and the process ends soon
+            self.checkpoints.flush()
         raise stop.Preempted(f"stopped before epoch {self.address.epoch}, step {self.address.step}")
 
     def _save(self, improved: bool = False) -> None:
         """Save everything to resume from; observers know all steps in it."""
-        self.saved_at, kept = time.monotonic(), self.session.checkpoints
-        if kept is None:
+        self.saved_at = time.monotonic()
+        if self.checkpoints is None:
             return
         self._read()
         # Running means differ between ranks since the last step; a checkpoint has rank 0's.
@@ -376,9 +376,9 @@ class _Fit:
                 "begun": self.begun,
                 "meter": {**self.meter.sums},
             },
-            "fingerprint": {**self.session.fingerprint},
+            "fingerprint": {**self.fingerprint},
         }
-        kept.save(state, self.train_step.updates, improved)
+        self.checkpoints.save(state, self.train_step.updates, improved)
 
 
 @torch.no_grad()

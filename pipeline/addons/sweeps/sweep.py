@@ -290,7 +290,9 @@ def running(words: Sequence[str], config_name: str) -> Iterator[str]:
         if jobs := jobs_of(folder):
             show(folder, jobs)
             of_sweep(config, folder)
-    if code := next((job.manifest["exit_code"] for job in jobs if job.status == "failed"), 0):
+    if code := next(
+        (job.manifest.get("exit_code", 1) for job in jobs if job.status == "failed"), 0
+    ):
         raise SystemExit(code)
 
 

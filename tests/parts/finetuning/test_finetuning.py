@@ -120,6 +120,7 @@ def test_each_setting_comes_from_the_first_group_that_says_it(data):
         ("{names: head, learning_rate: 1}", "unexpected keyword argument 'learning_rate'"),
         ("{lr: 1}", "trainer.groups.x: needs names (patterns) or kinds (bias, norm, embedding)"),
         ("{kinds: [gain], lr: 1}", "trainer.groups.x: needs names (patterns) or kinds (bias"),
+        ("{kinds: 3, lr: 1}", "trainer.groups.x: needs names (patterns) or kinds (bias"),
         ("{names: head, lr: -1}", "trainer.groups.x: torch.optim.AdamW raises ValueError: Invalid"),
         ("{names: head, lr_scale: 1/3}", "trainer.groups.x: needs names (patterns) or kinds"),
         ("7", "trainer.groups.x: Input should be a valid dictionary, got 7"),

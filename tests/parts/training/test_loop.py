@@ -4,6 +4,7 @@ import copy
 import math
 import os
 import signal
+import weakref
 
 import pytest
 import torch
@@ -277,8 +278,10 @@ def test_a_run_that_an_observer_has_ended_can_be_resumed(tmp_path):
     session = Session(Checkpoints(tmp_path))
     assert fitted(session, tired) == ("it is tired", 1)
     session.checkpoints.flush()
-    state = checkpoint.find_newest(tmp_path).state
-    assert fitted(Session(state=state)) == ("max_epochs", 3)
+    session = Session(state=checkpoint.find_newest(tmp_path).state)
+    loaded = [weakref.ref(weight) for weight in session.state["model"].values()]
+    assert fitted(session) == ("max_epochs", 3)
+    assert all(weight() is None for weight in loaded)  # it would be one state more in memory
 
 
 class Scripted(Objective):

@@ -122,7 +122,7 @@ def test_a_slip_is_named_with_the_nearest_right_name(override, key, message):
 
 RANGES = [
     ("sampler=weighted sampler.num_samples=0", "greater than or equal to 1"),
-    ("sampler=weighted sampler.num_samples=-3", "greater than or equal to 1"),
+    ("model.width=-3", "greater than or equal to 1"),
     ("sampler=bucket dataset=sequences sampler.num_buckets=0", "greater than or equal to 1"),
     ("sampler=identity sampler.identities=0", "greater than or equal to 1"),
     ("sampler=identity sampler.batches=-1", "greater than or equal to 1"),
