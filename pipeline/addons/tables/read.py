@@ -173,9 +173,10 @@ class TableFile:
     def _first_types(self) -> pa.Schema:
         """The columns of a text, and the types that its first block suggests."""
         # Not of the file itself, of which pyarrow reads 32 blocks ahead. A byte more, and the block
-        # is not the last one, which would have to end with a whole record.
+        # is not the last one, which would have to end with a whole record. Arrow's own buffer: a
+        # thread of Arrow's may be the last to drop it, which ends the process if Python is ending.
         with pa.input_stream(self._path, compression="detect") as stream:
-            schema = self._text_reader(pa.BufferReader(stream.read(_BLOCK + 1)), None).schema
+            schema = self._text_reader(pa.BufferReader(stream.read_buffer(_BLOCK + 1)), None).schema
         return pa.schema(
             [
                 of.with_type(_TYPES[self._text.types[of.name]])
