@@ -134,8 +134,13 @@ def jobs_of(folder: Path) -> list[Job]:
         try:
             jobs.append(Job.read(path))
         except ConfigError as error:  # it is damaged
-            facts = {"status": "failed", "error": str(error), "exit_code": error.exit_code}
-            jobs.append(Job(path.name, path, facts))
+            jobs.append(
+                Job(
+                    path.name,
+                    path,
+                    {"status": "failed", "error": str(error), "exit_code": error.exit_code},
+                )
+            )
     return sorted(
         jobs,
         key=lambda job: [
@@ -180,11 +185,13 @@ def run_job(
                 then = job.manifest.get("fingerprint", {})
                 for key, now in fingerprint(config, {}, 0).items():
                     if key != SCHEDULES and then.get(key, now) != now:  # by a YAML that has changed
-                        reason = (
-                            f"is {now} here and was {then[key]} when this job was done; give the "
-                            "sweep another folder: hydra.sweep.dir=..."
+                        raise ConfigError(
+                            Problem(
+                                key,
+                                f"is {now} here and was {then[key]} when this job was done; give "
+                                "the sweep another folder: hydra.sweep.dir=...",
+                            )
                         )
-                        raise ConfigError(Problem(key, reason))
                 say(f"job {job.name}: done before, {job.metric} {job.value}")
                 return math.nan if job.value is None else job.value
             say(f"job {job.name}: {' '.join(words) or '(defaults)'}")
@@ -254,14 +261,22 @@ def running(words: Sequence[str], config_name: str) -> Iterator[str]:
     fixed = [str(one.input_line) for one in typed if not one.is_sweep_override()]
     base, problems, _ = compose.load(fixed, config_name)
     folders = compose.resolved(base.hydra.sweep, problems)
-    if problems:
-        raise ConfigError(problems)
+    problems += [
+        Problem("run_dir", "a sweep names the folders of its jobs, below hydra.sweep.dir=...")
+        for one in typed
+        if one.key_or_group == "run_dir"
+    ]
+    compose.refuse(problems)
     if base.sweep.get("optuna"):
         try:
             from penstock.addons.sweeps.optuna_sweeper import register
         except ImportError as error:
-            reason = f"{error}: pip install 'penstock-loader[optuna]', or choose sweep=grid"
-            raise ConfigError(Problem("sweep", reason)) from error
+            raise ConfigError(
+                Problem(
+                    "sweep",
+                    f"{error}: pip install 'penstock-loader[optuna]', or choose sweep=grid",
+                )
+            ) from error
         register()
     params = base.hydra.sweeper.get("params") or {}
     swept = [compose.parse(f"{key}={value}", loader) for key, value in params.items()] + typed
@@ -288,7 +303,9 @@ def running(words: Sequence[str], config_name: str) -> Iterator[str]:
         yield program.override("hydra.sweep.dir", folder)
     finally:
         if jobs := jobs_of(folder):
-            show(folder, jobs)
+            # The folder may have jobs of other grids; how many Optuna runs is a key.
+            count = 0 if base.sweep.get("optuna") else math.prod(map(len, lines))
+            show(folder, jobs, max(count, len(jobs)))
             of_sweep(config, folder)
     if code := next(
         (job.manifest.get("exit_code", 1) for job in jobs if job.status == "failed"), 0
@@ -341,13 +358,15 @@ def tables(jobs: Sequence[Job]) -> tuple[Any, Any, list[str], str]:
     )
 
 
-def show(folder: Path, jobs: Sequence[Job]) -> None:
-    """Print and write the tables of a sweep."""
+def show(folder: Path, jobs: Sequence[Job], count: int) -> None:
+    """Print and write the tables of a sweep of `count` jobs, of which some have begun."""
     frame, summary, varied, best = tables(jobs)
     for name, made in {TABLE: frame, MEANS: summary}.items():
         write_atomically(folder / name, made.to_csv(index=False, float_format="%.6g").encode())
     shown: Any = {"index": False, "na_rep": "", "float_format": "{:.6g}".format}
-    put(f"{frame['status'].isin(FINISHED).sum()} of {len(jobs)} jobs in {folder} are done")
+    done = int(frame["status"].isin(FINISHED).sum())
+    more = "; the same command runs the others" * (done < count)
+    put(f"{done} of {count} jobs in {folder} are done{more}")
     kept = [name for name in frame if name in varied or name not in jobs[0].settings]
     put(frame[kept].dropna(axis=1, how="all").to_string(**shown))
     if len(summary) < len(frame) and summary["jobs"].any():

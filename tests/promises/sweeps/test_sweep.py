@@ -116,7 +116,7 @@ def test_a_sweep_can_end_at_its_first_failure(sweep, capsys):
 
     assert sweep(task, "seed=1,2,3", "sweep.on_failure=stop")[0] == 3
     assert begun == [1]
-    assert "0 of 1 jobs in sweep" in capsys.readouterr().out
+    assert "0 of 3 jobs in sweep" in capsys.readouterr().out
 
 
 def test_an_interrupted_sweep_stops(sweep, capsys):
@@ -128,7 +128,9 @@ def test_an_interrupted_sweep_stops(sweep, capsys):
     code, jobs = sweep(task, "seed=1,2,3")
     assert code == 130
     assert [job.settings["seed"] for job in jobs] == ["1"]
-    assert "1 of 1 jobs in sweep" in capsys.readouterr().out
+    assert (
+        "1 of 3 jobs in sweep are done; the same command runs the others" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,6 +139,7 @@ def test_an_interrupted_sweep_stops(sweep, capsys):
         (["seed=1,2", "batch.size=8,0"], ["batch.size: ", "got 0"]),
         (["seed=1,x", "batch.size=8,16"], ["seed: ", "(in the job seed=x batch.size=16)"]),
         (["seed=range(30)", "batch.size=8,0"], ["batch.size: ", "got 0"]),
+        (["seed=1,2", "run_dir=here"], ["run_dir: a sweep names", "hydra.sweep.dir="]),
     ],
 )
 def test_a_sweep_that_is_wrong_runs_no_job(words, messages, sweep, capsys):
