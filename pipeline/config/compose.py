@@ -261,10 +261,14 @@ def parse(word: str, loader: Any = None) -> Override:
         raise ConfigError(
             Problem(
                 word,
-                f"cannot be parsed as key=value: {str(error).splitlines()[0]}; write key and value "
-                "as one word, without spaces, and text in quotes: "
-                + program.joined([program.override(key, value)])
-                + familiar.advice(f"--help {word}"),
+                (
+                    f"cannot be parsed as key=value: {str(error).splitlines()[0]}; write key and "
+                    "value as one word, without spaces, and text in quotes: "
+                    + program.joined([program.override(key, value)])
+                    if value
+                    else "is no key=value, like batch.size=32; one is one word, without spaces"
+                )
+                + (familiar.advice(f"--help {word}") or familiar.advice("task", word)),
             )
         ) from error
     if one.is_sweep_override() and loader is None:
@@ -364,7 +368,7 @@ def resolved(config: DictConfig, problems: list[Problem]) -> dict[str, Any]:
         for key, value in targets.nodes(values, "")
         if value == "???"
     ]
-    for name in values:
+    for name in [name for name, value in values.items() if value != "???"]:
         with _noting(problems, name):
             values[name] = (
                 OmegaConf.to_container(config[name], resolve=True)

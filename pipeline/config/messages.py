@@ -14,8 +14,9 @@ from penstock.errors import Problem
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` where something is near, else nothing."""
-    close = difflib.get_close_matches(name, [str(choice) for choice in known], n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    choices = {str(choice).lower(): str(choice) for choice in known}
+    close = difflib.get_close_matches(name.lower(), choices, n=1, cutoff=0.6)
+    return f" (did you mean {choices[close[0]]!r}?)" if close else ""
 
 
 def show(value: Any) -> str:
@@ -31,10 +32,13 @@ def of_schema(error: ValidationError, values: Any, section: str = "") -> list[Pr
         there, value = _there(values, entry["loc"]), show(entry["input"])
         names = [str(name) for name in entry["loc"][: len(there) + (entry["type"] == "missing")]]
         key, is_unknown = ".".join([*section.split(), *names]), entry["type"] == "extra_forbidden"
-        hint = familiar.advice(key, value.strip("'")) or (
-            nearest(names[-1], {*there[-1]} - {names[-1]}) if is_unknown else ""
+        by_key.setdefault(key, []).append(
+            f"{entry['msg']}, got {value}"
+            + (
+                familiar.advice(key, value.strip("'"))
+                or (nearest(names[-1], {*there[-1]} - {names[-1]}) if is_unknown else "")
+            )
         )
-        by_key.setdefault(key, []).append(f"{entry['msg']}, got {value}{hint}")
     return [Problem(key, "; or: ".join(reasons)) for key, reasons in by_key.items()]
 
 

@@ -108,7 +108,8 @@ TYPOS = [
     ("dataset=face_landmarks", "dataset.root", "has no value yet"),
     ("seed=1,2", "seed", "add -m to sweep over them, or write a list as seed=[a,b]"),
     ("x=[", "x=[", "cannot be parsed as key=value"),
-    ("sampler", "sampler", "cannot be parsed as key=value"),
+    ("train", "train", "is no key=value, like batch.size=32"),
+    ("train", "train", "; here that is task=fit"),
     ("hydra.job.chdri=true", "hydra.job.chdri", "did you mean 'hydra.job.chdir'"),
     ("hydra.job.chdir=3.5", "hydra.job.chdir", "not a valid bool"),
 ]
