@@ -45,6 +45,13 @@ from penstock.terminal import say
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.image import fill_masks
 
+_NO_ROWS = {  # what to do about a split without rows
+    "train": "change what it reads",
+    "val": "give it more, or another share (dataset.val_fraction), or train without validation: "
+    "data.validate=false",
+    "test": "give it a share: +dataset.test_fraction=0.1",
+}
+
 
 class DataParts:
     """The data of a run: its splits, and what they share. Each part is built on first use.
@@ -110,6 +117,11 @@ class DataParts:
             # Python and torchmetrics quote the argument that they lack.
             quoted = re.findall(r"['`](\w+)['`]", str(error))
             lacks = [name for name in FACTS if name in quoted and name not in supply]
+            if not lacks and facts.get("num_classes") == 1:
+                few = f"; {type(dataset).__name__} has one class alone, {(classes or ['?'])[0]!r}"
+                raise ConfigError(
+                    Problem(one.key, one.message + few) for one in error.problems
+                ) from error
             if not lacks:
                 raise
             raise ConfigError(
@@ -306,10 +318,10 @@ class Split:
             raise ConfigError(
                 Problem(
                     self.node[0],
-                    f"{type(dataset).__name__} has no rows for the {self.name} split, "
-                    "or no __len__, and an epoch needs one; change what it reads, or how it is "
-                    "divided (+dataset.test_fraction=0.1), or train without validation: "
-                    "data.validate=false",
+                    f"{type(dataset).__name__} has no rows for the {self.name} split; "
+                    + _NO_ROWS[self.name]
+                    if rows == 0
+                    else f"{type(dataset).__name__} has no __len__, and an epoch needs one",
                 )
             )
         sampler: Order | BatchStrategy = Sequential(rows)

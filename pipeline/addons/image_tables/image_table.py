@@ -33,6 +33,7 @@ from penstock.datasets.reading.image import (
     encoded_image,
     read_image,
 )
+from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
 from penstock.order.keys import IntArray, hash64
 from penstock.terminal import watched
@@ -131,6 +132,10 @@ class ImageTable(FolderDataset):
         # A sample has one class or several.
         label = label if labels is None else None
         folder = open_root(root, f"the table {table!r}", files)
+        if folder.first_missing([table]) is not None:
+            raise DataError(
+                f"dataset.table: {folder.path(table)!r} is missing. Name one below dataset.root."
+            )
         roles = {"path": path, "label": label, "labels": labels, "caption": caption}
         frame = read_frame(
             folder.path(table),

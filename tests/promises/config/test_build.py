@@ -204,6 +204,10 @@ def test_a_fact_that_the_data_does_not_tell(monkeypatch):
     )
     with pytest.raises(ConfigError, match=rf"{told}; set it: \+data.facts.num_l"):
         parts().model()
+    one = {"num_classes": 1}  # a fact that is told, and of which torchmetrics makes nothing
+    monkeypatch.setattr(own_parts.Numbers, "facts", property(lambda self: one))
+    with pytest.raises(ConfigError, match=r"accuracy: .*; Numbers has one class alone"):
+        parts("objective=classification", "objective.inputs=[x]").objective()
 
 
 def test_objectives_and_their_metrics_learn_facts():
