@@ -16,6 +16,7 @@ resizes that layout fastest. Cost for a JPEG of 128 px on one core: 0.1 ms (torc
 from __future__ import annotations
 
 import io
+import re
 from functools import partial
 from typing import Literal
 
@@ -124,7 +125,11 @@ def decode_image(
     except (ImportError, MemoryError, DataError):
         raise
     except Exception as error:  # decoders raise any error for a damaged file
-        other, detail = stranger(content[:256]), str(error).split("\n")[0] or type(error).__name__
+        # Torch begins with a line of its own code, "decode_jpeg, /x/decode_jpeg.cpp:171, ".
+        detail, other = (
+            re.sub(r"^.*\.cpp:\d+, ", "", str(error).split("\n")[0]) or type(error).__name__,
+            stranger(content[:256]),
+        )
         damaged = f"truncated or damaged (reader {reader!r}: {detail})"
         raise DataError(
             f"image {name!r} is {damaged if other is None else f'not an image: {other}'}. Replace "

@@ -30,6 +30,8 @@ _CAUSES = {
     errno.EROFS: "the disk is read-only. Move run_dir or cache_dir to another one",
     errno.EACCES: "no permission. Make its folder writable, or move run_dir or cache_dir elsewhere",
     errno.EPERM: "no permission. Make its folder writable, or move run_dir or cache_dir elsewhere",
+    errno.EEXIST: "a file has this name. Move it away, or choose another run_dir or cache_dir",
+    errno.ENOTDIR: "a file is among its folders. Choose another run_dir or cache_dir",
     errno.ENOENT: "its folder is gone. Put it back, or move run_dir or cache_dir elsewhere",
 }
 

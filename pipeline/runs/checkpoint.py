@@ -313,7 +313,7 @@ def find(path: Path) -> Path:
     """
     files = [path] if path.is_file() else saved(path)
     if not files:
-        raise NoCheckpointError(f"{path}: {_NONE}")
+        raise NoCheckpointError(f"{path}: {_NONE if path.exists() else 'it is missing'}")
     return files[0] if files[0].name == BEST else files[-1]
 
 

@@ -137,7 +137,7 @@ class Quarantine(Observer):
     def on_epoch_end(self, record: Record) -> None:
         if self._count:
             counts = self._count, self.file.path, len(self.file)
-            _log.warning("epoch %d: %d samples left out; %s has %d", record["epoch"], *counts)
+            _log.warning("epoch %d: left out %d sample(s); %s has %d", record["epoch"], *counts)
         self._count = 0
 
     def _add(self, split: str, left_out: Sequence[LeftOut]) -> None:

@@ -67,7 +67,11 @@ class Row(NamedTuple):
                 metric,
                 best,
                 is_max,
-                program.joined(typed) or command[:_LONGEST],
+                program.joined(typed)
+                or " ".join(
+                    word[word.rfind("/") + 1 if word[:1] == "/" else 0 :]  # /usr/bin/penstock
+                    for word in command[:_LONGEST].split()
+                ),
             )
         # One broken folder of a thousand is a line that says why, and no end of the list.
         except (PenstockError, OSError, ValueError, TypeError, KeyError) as error:

@@ -192,7 +192,8 @@ def test_a_file_cut_short_is_refused(tmp_path, reader, ending, left):
     path.write_bytes(
         whole.getvalue()[: int(len(whole.getvalue()) * left) - (2 if "jpg" in ending else 30)]
     )
-    with pytest.raises(DataError, match=rf"a\.{ending}' is truncated or damaged .*Replace it"):
+    # Without the path of torch's own code.
+    with pytest.raises(DataError, match=rf"a\.{ending}' is truncated or damaged [^/]*Replace it"):
         read_image(str(path), reader)
 
 

@@ -76,7 +76,7 @@ def test_a_line_a_run(write, capsys):
     assert "run_dir" not in line
     assert outcome.err.endswith("1 of 1 runs below outputs and multirun\n")
     # A run of the defaults, and a task that keeps no overrides.
-    write("outputs/b", overrides=[], command="python run.py task=replay epoch=1")
+    write("outputs/b", overrides=[], command="/a/bin/python /b/run.py task=replay epoch=1")
     assert "outputs/b  python run.py task=replay epoch=1\n" in run(capsys, "task=runs").out
 
 

@@ -187,7 +187,7 @@ def test_a_run_writes_it_and_the_next_one_meets_none_of_it_again(
     first = run(capsys, *FIT, images, *policy, "run_dir=first")
     assert first.code == 0, first.err
     assert first.err.count("left out: sample") == 4
-    assert "epoch 0: 3 samples left out; first/quarantine.csv has 4" in first.err
+    assert "epoch 0: left out 3 sample(s); first/quarantine.csv has 4" in first.err
     with Path("first", NAME).open() as file:
         lines = list(csv.DictReader(file))
     assert {(line["split"], line["index"]) for line in lines} == {

@@ -84,7 +84,7 @@ def test_samples_that_are_left_out_are_written_counted_and_reported(tmp_path, ca
     observer.on_steps([step(0, 2)])
     observer.on_validated([left_out(7)])
     observer.on_epoch_end({"epoch": 0})
-    summary = f"epoch 0: 2 samples left out; {observer.file.path} has 3"
+    summary = f"epoch 0: left out 2 sample(s); {observer.file.path} has 3"
     assert caplog.messages[-1] == summary
     assert sum("3.jpg" in message for message in caplog.messages) == 1, "it is reported once"
     rows = observer.file.path.read_text().splitlines()[1:]

@@ -102,7 +102,7 @@ def test_a_folder_gives_no_trust(faces, capsys, tmp_path, old, new, message):
 def test_wrong_checkpoints_are_refused(faces, capsys, tmp_path):
     done = run(capsys, *faces, *QUICK, "task=validate", "checkpoint=nowhere")
     assert done.code == 2
-    assert "nowhere: it holds no checkpoint" in done.err
+    assert "nowhere: it is missing" in done.err
     checkpoint.write(
         tmp_path / "other", *checkpoint.encode({"model": nn.Linear(2, 3).state_dict()})
     )
