@@ -45,13 +45,6 @@ from penstock.terminal import say
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.image import fill_masks
 
-_NO_ROWS = {  # what to do about a split without rows
-    "train": "change what it reads",
-    "val": "give it more, or another share (dataset.val_fraction), or train without validation: "
-    "data.validate=false",
-    "test": "give it a share: +dataset.test_fraction=0.1",
-}
-
 
 class DataParts:
     """The data of a run: its splits, and what they share. Each part is built on first use.
@@ -117,13 +110,10 @@ class DataParts:
             # Python and torchmetrics quote the argument that they lack.
             quoted = re.findall(r"['`](\w+)['`]", str(error))
             lacks = [name for name in FACTS if name in quoted and name not in supply]
-            if not lacks and facts.get("num_classes") == 1:
-                few = f"; {type(dataset).__name__} has one class alone, {(classes or ['?'])[0]!r}"
-                raise ConfigError(
-                    Problem(one.key, one.message + few) for one in error.problems
-                ) from error
+            few = f"; {type(dataset).__name__} has one class" * (facts.get("num_classes") == 1)
             if not lacks:
-                raise
+                *others, last = error.problems
+                raise ConfigError([*others, Problem(last.key, last.message + few)]) from error
             raise ConfigError(
                 Problem(
                     error.problems[0].key,
@@ -318,10 +308,9 @@ class Split:
             raise ConfigError(
                 Problem(
                     self.node[0],
-                    f"{type(dataset).__name__} has no rows for the {self.name} split; "
-                    + _NO_ROWS[self.name]
-                    if rows == 0
-                    else f"{type(dataset).__name__} has no __len__, and an epoch needs one",
+                    f"{type(dataset).__name__} has no rows for the {self.name} split, or no "
+                    "__len__; change what it reads, how it is divided (dataset.val_fraction, "
+                    "dataset.test_fraction), or train without validation: data.validate=false",
                 )
             )
         sampler: Order | BatchStrategy = Sequential(rows)

@@ -206,7 +206,7 @@ def test_a_fact_that_the_data_does_not_tell(monkeypatch):
         parts().model()
     one = {"num_classes": 1}  # a fact that is told, and of which torchmetrics makes nothing
     monkeypatch.setattr(own_parts.Numbers, "facts", property(lambda self: one))
-    with pytest.raises(ConfigError, match=r"accuracy: .*; Numbers has one class alone"):
+    with pytest.raises(ConfigError, match=r"accuracy: .*; Numbers has one class"):
         parts("objective=classification", "objective.inputs=[x]").objective()
 
 
