@@ -43,7 +43,7 @@ from penstock.loading.workers.executors import LoaderOptions, WorkerError, Worke
 from penstock.order.address import Addressed
 from penstock.order.keys import begin_sample, hash64, sample_keys
 from penstock.order.plan import End, forwards, length_of
-from penstock.order.seeding import Seeding, scope, seed_global
+from penstock.order.seeding import GLOBAL, Seeding, scope, seed_global
 from penstock.torch_internals import WorkerInfo, pin_memory, worker_info
 
 STATE_VERSION = 4
@@ -98,7 +98,8 @@ class RowFetch:
     batched: bool
 
     def __post_init__(self) -> None:
-        self._seeding = Seeding({"dataset": self.dataset, "collate": self.collate})
+        # New workers of each epoch would make their first batch twice, of whatever draws.
+        self._seeding = Seeding({"dataset": self.dataset, "collate": self.collate}, GLOBAL)
         self.draws_nothing = type(self.dataset) is torch_data.TensorDataset and self.collate in (
             torch_data.default_collate,
             torch_data.default_convert,

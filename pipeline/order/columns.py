@@ -48,9 +48,10 @@ def weights_of(
 ) -> npt.NDArray[np.float64]:
     """float64[length]: given weights, scaled by a power of two, or those that balance a column."""
     if weights is None:
-        values = column_of(metadata, str(column), "column")
         # The rows of a value share its weight: with equal sums, each value is drawn equally often.
-        _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
+        _, codes, counts = np.unique(
+            column_of(metadata, str(column), "column"), return_inverse=True, return_counts=True
+        )
         return np.asarray(1.0 / counts[codes], dtype=np.float64)
     where = "sampler.weights"
     if isinstance(weights, str):

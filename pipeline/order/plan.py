@@ -236,8 +236,13 @@ def not_empty(plan: Plan, rows: int, sampler: str) -> Plan:
             "less, or batch.tail=keep"
         )
         raise ConfigError(Problem("batch.size", reason))
-    gives = "forms no batch of" if forms else "gives none of"
-    raise ConfigError(Problem("sampler", f"{sampler} {gives} the dataset's {rows} rows"))
+    raise ConfigError(
+        Problem(
+            "sampler",
+            f"{sampler} {'forms no batch of' if forms else 'gives none of'} the dataset's "
+            f"{rows} rows",
+        )
+    )
 
 
 def is_stream(dataset: object) -> bool:

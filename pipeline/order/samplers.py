@@ -270,8 +270,9 @@ class Bucket(BatchStrategy):
                 )
             )
         longest = np.maximum(1, lengths[self.edges[1:] - 1])
-        sizes = np.full(len(longest), batch_size) if tokens is None else tokens // longest
-        self.batch_sizes: IntArray = sizes.astype(np.int64)
+        self.batch_sizes: IntArray = np.asarray(
+            np.full(len(longest), batch_size) if tokens is None else tokens // longest, np.int64
+        )
         up = 0 if tail == "drop" else self.batch_sizes - 1
         counts = (np.diff(self.edges) + up) // self.batch_sizes
         self._first_batch = np.concatenate([[0], np.cumsum(counts)])

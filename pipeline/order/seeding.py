@@ -7,6 +7,8 @@ finds out which are drawn from with a canary:
 2. Afterwards one number is drawn from each. A number other than the first after that constant shows
    that the batch drew from it, and the batch is made again with this one seeded for each sample.
 
+A DataLoader, whose workers are often new with each epoch, begins with all three as drawn from.
+
 So the samples are the same as if everything were seeded for every sample, also where code draws for
 the first time late. Generators that parts keep in attributes, lists and dicts are found by a walk
 and are always seeded. Generators in closures, slots, classes and modules are not found; the first
@@ -22,7 +24,7 @@ from __future__ import annotations
 import io
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType, ModuleType
@@ -147,6 +149,8 @@ class Seeding:
     Args:
         parts: by name, to search for generators. The seeds of one depend on its path: the name and
             the attributes that lead to it, as `dataset.rng`.
+        drawn: names of global generators that are taken to be drawn from. What the last sample of
+            the first batch leaves alone is no longer one of them.
 
     Attributes:
         drawn: names of the global generators that are drawn from, in the order of finding.
@@ -154,16 +158,18 @@ class Seeding:
         open_files: that parts keep, as paths of attributes.
     """
 
-    def __init__(self, parts: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, parts: Mapping[str, object] | None = None, drawn: Collection[str] = ()
+    ) -> None:
         self._parts = dict(parts or {})
-        self._epoch, self._searches = -1, 0
-        self.drawn: list[str] = []
+        self._epoch, self._searches, self._key = -1, 0, 0
+        self.drawn = [*drawn]
         self.generators: dict[str, Any] = {}
         self.open_files: list[str] = []
         self._seeders: list[tuple[int, Callable[[int], Any]]] = []
 
-    def __reduce__(self) -> tuple[type[Seeding], tuple[dict[str, object]]]:
-        return type(self), (self._parts,)
+    def __reduce__(self) -> tuple[type[Seeding], tuple[dict[str, object], list[str]]]:
+        return type(self), (self._parts, self.drawn)
 
     @property
     def seed(self) -> Callable[[int], None]:
@@ -171,6 +177,7 @@ class Seeding:
         return self._seed if self.drawn or self._seeders else begin_sample
 
     def _seed(self, key: int) -> None:
+        self._key = key
         begin_sample(key)
         for name in self.drawn:
             _SEEDERS[name](key)
@@ -224,11 +231,15 @@ class Seeding:
 
     def _missed(self, idle: list[str]) -> bool:
         """Whether a batch drew from what was not seeded for it."""
-        before = self.generators
-        drawn = [name for name in idle if _DRAWS[name]() != _FIRST[name]]
+        before, drawn = self.generators, [n for n in idle if _DRAWS[n]() != _FIRST[n]]
         self.drawn += drawn
         if self._searches == 1:  # parts may make generators with their first sample
             self._search()
+            if not idle:
+                # Behind the key that the last sample began with.
+                numbers = {name: _DRAWS[name]() for name in GLOBAL}
+                seed_global(self._key)
+                self.drawn = [name for name in GLOBAL if _DRAWS[name]() != numbers[name]]
         return bool(drawn) or [*map(id, before.values())] != [*map(id, self.generators.values())]
 
     def _search(self) -> None:
@@ -245,8 +256,7 @@ def stateful_in(parts: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]
     Global generators are left out, and files of Penstock's own, which are read at positions. An
     object with two paths has the shorter one.
     """
-    generators: dict[str, Any] = {}
-    files: list[str] = []
+    generators, files = dict[str, Any](), list[str]()
     # It keeps objects alive, whose ids would be used again.
     seen: dict[int, object] = {id(generator): generator for generator in GLOBAL.values()}
     # First in, first out, so that the shorter path of an object is met first.

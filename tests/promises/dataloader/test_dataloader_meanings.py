@@ -116,8 +116,9 @@ def test_draws_are_found_wherever_they_begin(how, rows):
     assert after[0] == after[1]
 
 
-def test_only_the_first_batch_that_draws_is_asked_for_twice():
-    for rows, asked in (((), 24), ((0, 9), 28), ((13, 17), 28)):
+def test_only_a_batch_that_begins_to_draw_is_asked_for_twice():
+    cases = (((), 24), ((0, 9), 28), ((13, 17), 28), (range(24), 24))
+    for rows, asked in cases:
         dataset = Sometimes(rows, random.random)
         list(DataLoader(dataset, 4))
         assert dataset.asked == asked
