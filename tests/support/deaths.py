@@ -203,9 +203,10 @@ def until(condition, seconds=60.0):
 
 def children():
     """Names of this process's children, but for the helpers of multiprocessing and of the tests."""
-    pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    pids = set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+    pids.discard(str(warm.server()[1]))
     names = {(pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in pids}
-    helpers = b"resource_tracker", b"forkserver", b"tests.warm_server"
+    helpers = b"resource_tracker", b"forkserver"
     # One without a command line has ended, and nobody has waited for it yet.
     return {one for one in names if one[1] and not any(helper in one[1] for helper in helpers)}
 
