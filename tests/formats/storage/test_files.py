@@ -7,7 +7,6 @@ import os
 import pickle
 import select
 import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +20,7 @@ from penstock.addons.storage.blocks import BLOCK
 from penstock.addons.storage.files import RecordFiles, Spans, expand_braces, split_of
 from penstock.datasets.files import Files, local_file
 from penstock.errors import ConfigError, DataError, UnreachableError
+from tests.support import warm
 from tests.support.program import run
 from tests.support.store_server import InThread, Shelf, bucket, read_folder
 
@@ -184,7 +184,7 @@ def test_the_process_that_fetches_may_be_killed_and_ends_with_its_owner(folder, 
             "files.remote.listing('s3://data')\n"
             "print(files.remote.process.pid, flush=True); os.kill(os.getpid(), 9)"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+        done = warm.run([sys.executable, "-c", program], capture_output=True)
     pid = int(done.stdout)
     with suppress(ProcessLookupError):
         assert select.select([os.pidfd_open(pid)], [], [], 60)[0], "it ends with its owner"

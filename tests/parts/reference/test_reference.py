@@ -2,10 +2,10 @@
 
 import doctest
 import re
-import subprocess
 import sys
 
 import penstock
+from tests.support import warm
 from tests.support.program import ROOT
 
 ELSEWHERE = ("using", "dataloader")  # examples that need a run's folder, or Lightning
@@ -13,9 +13,8 @@ ELSEWHERE = ("using", "dataloader")  # examples that need a run's folder, or Lig
 
 def test_the_page_of_all_keys_is_up_to_date():
     written = (ROOT / "docs" / "keys.md").read_text()
-    made = subprocess.run(
-        [sys.executable, ROOT / "docs" / "keys_page.py"], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, ROOT / "docs" / "keys_page.py"]
+    made = warm.run(command, capture_output=True, text=True, check=True)
     assert written == made.stdout, "python docs/keys_page.py > docs/keys.md"
 
 

@@ -4,12 +4,12 @@ import os
 import shlex
 import shutil
 import stat
-import subprocess
 import sys
 
 import pytest
 
 from penstock.addons.starter import init
+from tests.support import warm
 from tests.support.program import ROOT, run
 
 TRUSTED = ["--trust", "my_birds", "--config-dir", "conf"]  # as its run.py says
@@ -45,15 +45,8 @@ QUICK = ["trainer=quick", "run_dir=outputs/first", "loader.num_workers=0"]
 def program(folder, *words):
     """A process of the project's run.py."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "run.py", *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = [sys.executable, "run.py", *words]
+    return warm.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def test_a_new_project_runs_without_an_option(birds):

@@ -12,7 +12,7 @@ from torch.utils.data import get_worker_info
 from penstock.loading.workers.executors import LoaderOptions
 from penstock.runs import checkpoint
 from tests import port
-from tests.support import deaths, toy
+from tests.support import deaths, toy, warm
 from tests.support.program import ROOT
 from tests.support.resuming import Case, Rows
 
@@ -74,9 +74,9 @@ if __name__ == "__main__":
 """
 
 
-def run_as_program(text, folder, **environment):
+def run_as_program(text, folder, run=warm.run, **environment):
     (folder / "program.py").write_text(text)
-    return subprocess.run(
+    return run(
         [sys.executable, str(folder / "program.py")],
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
@@ -88,7 +88,7 @@ def run_as_program(text, folder, **environment):
 def test_a_temporary_folder_with_a_long_path_is_named(tmp_path):
     folder = tmp_path / ("t" * 120)
     folder.mkdir()
-    done = run_as_program(PROGRAM, tmp_path, TMPDIR=str(folder))
+    done = run_as_program(PROGRAM, tmp_path, subprocess.run, TMPDIR=str(folder))
     assert str(folder) in done.stdout, done
     assert "TMPDIR" in done.stdout, done
 
@@ -110,7 +110,7 @@ if __name__ == "__main__":
 
 
 def test_a_program_ends_without_a_word_although_nobody_closes_its_workers(tmp_path):
-    done = run_as_program(UNCLOSED, tmp_path)
+    done = run_as_program(UNCLOSED, tmp_path, subprocess.run)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0]\nTrue True\n", "")
 
 
