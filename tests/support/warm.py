@@ -32,6 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 COLD = bool(os.environ.get("PENSTOCK_TEST_COLD")) or not sys.platform.startswith("linux")
 ADDRESS = "PENSTOCK_TEST_SERVER"
+SERVE = "import sys; from tests.support import warm_server; warm_server.serve(int(sys.argv[1]))"
 NUMBER = 12  # characters of each number that goes to the server or comes from it
 
 
@@ -49,7 +50,7 @@ def server():
         listener.bind(path)
         listener.listen(64)  # before it has imported anything
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.warm_server", str(listener.fileno())],
+            [sys.executable, "-c", SERVE, str(listener.fileno())],
             cwd=ROOT,
             env=os.environ | quiet,
             stdin=subprocess.PIPE,  # until this process ends

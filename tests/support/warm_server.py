@@ -1,10 +1,7 @@
-"""The process whose forks are the programs of `tests.support.warm`.
+"""The process whose forks are the programs of `tests.support.warm`; it has imported what they need.
 
-    python -m tests.support.warm_server DESCRIPTOR
-
-It has imported what they import, and listens at the socket of this descriptor. A request is its
-length, three descriptors, and the arguments of `become`; the answers are the pid of the fork and,
-once it has ended, its exit code. The server ends with the process that holds its stdin.
+It ends with the process that holds its stdin. It is a module, and not `__main__`, because
+`inspect.stack`, which torch's launcher calls all the time, looks for the module of each frame.
 """
 
 import atexit
@@ -26,8 +23,13 @@ from tests.support import preload  # noqa: F401
 from tests.support.warm import NUMBER, ROOT
 
 
-def serve(listener):
-    """Fork for each request, until stdin is closed."""
+def serve(descriptor):
+    """Fork for each request to the socket of this descriptor, until stdin is closed.
+
+    A request is its length, three descriptors, and the arguments of `become`; the answers are the
+    pid of the fork and, once it has ended, its exit code.
+    """
+    listener = socket.socket(fileno=descriptor)
     ended, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
@@ -39,7 +41,7 @@ def serve(listener):
     while True:
         for key, _ in ready.select():
             if key.fileobj == 0:
-                return
+                os._exit(0)  # as its forks end
             if key.fileobj == ended:
                 os.read(ended, 4096)
                 _report(running)
@@ -152,8 +154,3 @@ def _exit_status(given):
         return (given or 0) & 0xFF
     print(given, file=sys.stderr)
     return 1
-
-
-if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
-    os._exit(0)  # as its forks end
