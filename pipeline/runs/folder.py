@@ -35,7 +35,7 @@ from penstock import program
 from penstock.distributed.world import usable_cpus
 from penstock.errors import ConfigError, Problem
 from penstock.files.disk import append, cut, prepare, write_atomically, writing
-from penstock.files.locks import lock
+from penstock.files.locks import is_locked, lock
 from penstock.terminal import one_line
 
 MANIFEST, CONFIG, HOLDER = "manifest.json", "config.yaml", "holder.txt"
@@ -270,6 +270,13 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
 def has_manifest(folder: Path) -> bool:
     """Whether a run has begun in `folder`."""
     return (folder / MANIFEST).is_file()
+
+
+def state_of(folder: Path, manifest: Mapping[str, Any]) -> str:
+    """The status of a run; "killed" if it is unfinished and no process has the folder."""
+    status = str(manifest.get("status", "unknown"))
+    # A killed process wrote no end, but its lock went with it.
+    return "killed" if status == "running" and not is_locked(folder / HOLDER) else status
 
 
 def read_manifest(folder: Path, key: str = "resume") -> dict[str, Any]:

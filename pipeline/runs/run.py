@@ -18,8 +18,7 @@ import yaml
 
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.data import records
-from penstock.files.locks import is_locked
-from penstock.runs.folder import CONFIG, DIGESTS, HOLDER, LEDGER, METRICS, read_manifest
+from penstock.runs.folder import CONFIG, DIGESTS, LEDGER, METRICS, read_manifest, state_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,10 +64,7 @@ class Run:
     @property
     def state(self) -> str:
         """done, running, failed, preempted, interrupted, or killed: its process has gone."""
-        status = str(self.manifest.get("status", "unknown"))
-        # A killed process wrote no end, but its lock went with it.
-        is_gone = status == "running" and not is_locked(self.path / HOLDER)
-        return "killed" if is_gone else status
+        return state_of(self.path, self.manifest)
 
     @property
     def sessions(self) -> list[dict[str, Any]]:

@@ -29,7 +29,14 @@ from penstock.distributed import stop, world
 from penstock.errors import PREEMPTED, ConfigError, Problem
 from penstock.files.disk import prepare, write_atomically
 from penstock.files.locks import is_locked, lock
-from penstock.runs.folder import HOLDER, MANIFEST, has_manifest, read_manifest, write_manifest
+from penstock.runs.folder import (
+    HOLDER,
+    MANIFEST,
+    has_manifest,
+    read_manifest,
+    state_of,
+    write_manifest,
+)
 from penstock.runs.resume import SCHEDULES, fingerprint, is_harmless, key_of
 from penstock.terminal import put, say
 
@@ -98,10 +105,8 @@ class Job:
     @property
     def status(self) -> str:
         """As in the manifest, or "pruned"; "killed" if it is unfinished and no process runs it."""
-        status = str(self.manifest.get("status"))
-        if status == "running":
-            return "running" if is_locked(self.path / HOLDER) else "killed"
-        return "pruned" if self.manifest.get("reason") == PRUNING else status
+        status = state_of(self.path, self.manifest)
+        return "pruned" if status == "done" and self.manifest.get("reason") == PRUNING else status
 
     @property
     def metric(self) -> str:
