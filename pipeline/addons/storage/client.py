@@ -96,7 +96,7 @@ class Client:
         files: its options.
 
     Raises:
-        ConfigError: obstore is not installed, or the endpoint holds a password.
+        ConfigError: obstore is not installed, or an option is an address with a password.
     """
 
     process: Process | None = None  # that fetches, if this one has started it
@@ -108,7 +108,9 @@ class Client:
             )
         self.files = files
         options = dict(files.options or {})
-        self._endpoint = check_address(str(options.get("endpoint_url", "")))
+        self._endpoint = str(options.get("endpoint_url", ""))
+        for value in options.values():  # `endpoint`, a proxy: whichever is an address
+            check_address(str(value))
         self._folder = Path(files.cache_dir).expanduser().absolute() / "blocks"
         self._options = json.dumps(
             {

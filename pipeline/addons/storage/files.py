@@ -77,10 +77,11 @@ class RecordFiles:
     ) -> None:
         self.addresses, self.names, self.files = [*addresses], [*names], files or Files()
         self.is_remote = bool(addresses) and is_remote(self.addresses[0])
-        if self.is_remote:
-            self._items = self.files.remote.look(self.addresses)
-        else:
-            self._items = [*map(_local_item, self.addresses)]
+        self._items: list[Object] = (
+            self.files.remote.look(self.addresses)
+            if self.is_remote
+            else [*map(_local_item, self.addresses)]
+        )
         self.sizes = np.array([item.size for item in self._items], np.int64)
 
     @classmethod
@@ -222,10 +223,11 @@ class RecordFiles:
     def companions(self, suffix: str) -> list[bytes | None]:
         """The content of the file beside each that has its name and this suffix; None without."""
         addresses = [address + suffix for address in self.addresses]
-        if self.is_remote:
-            there = [item is not None for item in self.files.remote.find(addresses)]
-        else:
-            there = [local_file(address).is_file() for address in addresses]
+        there = (
+            [item is not None for item in self.files.remote.find(addresses)]
+            if self.is_remote
+            else [local_file(address).is_file() for address in addresses]
+        )
         present = [address for address, is_there in zip(addresses, there, strict=True) if is_there]
         others = RecordFiles(present, present, self.files)
         contents = iter(others.read(others.whole_of(range(len(others)))))

@@ -217,6 +217,7 @@ def test_addresses_that_are_none(tmp_path):
     ("options", "said"),
     [
         ("endpoint_url=http://me:secret@host", "holds a user or a password"),
+        ("endpoint=https://me:secret@host", "holds a user or a password"),
         ("nothing=1", "'nothing' is not valid"),
         ("profile=nobody", r"profile \(nobody\) could not be found"),
     ],
