@@ -266,7 +266,7 @@ def parse(word: str, loader: Any = None) -> Override:
                     "value as one word, without spaces, and text in quotes: "
                     + program.joined([program.override(key, value)])
                     if value
-                    else "is no key=value, like batch.size=32; one is one word, without spaces"
+                    else "is no key=value, like batch.size=32: one word, without spaces"
                 )
                 + (familiar.advice(f"--help {word}") or familiar.advice("task", word)),
             )
