@@ -9,7 +9,6 @@ import functools
 import gc
 import logging
 import os
-import shlex
 import sys
 
 import pytest
@@ -83,21 +82,6 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(specs):
-    """Workers fork from the server of `tests.support.warm`: slow imports are done once for all."""
-    from execnet import gateway_bootstrap
-
-    from tests.support import warm
-
-    if not warm.COLD:
-        # They have execnet, whose source would be sent to another Python.
-        gateway_bootstrap.bootstrap_exec = gateway_bootstrap.bootstrap_import
-        os.environ[warm.ADDRESS], _ = warm.server()
-        for spec in specs:
-            spec.python = shlex.join([sys.executable, "-IS", warm.__file__])
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -203,10 +203,9 @@ def until(condition, seconds=60.0):
 
 def children():
     """Names of this process's children, but for the helpers of multiprocessing and of the tests."""
-    pids = set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
-    pids.discard(str(warm.server()[1]))
+    pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     names = {(pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in pids}
-    helpers = b"resource_tracker", b"forkserver"
+    helpers = b"resource_tracker", b"forkserver", b"tests.warm_server"
     # One without a command line has ended, and nobody has waited for it yet.
     return {one for one in names if one[1] and not any(helper in one[1] for helper in helpers)}
 
