@@ -231,11 +231,11 @@ class Loader:
                 stats.batches += 1
                 yield batch
                 since = time.perf_counter()
-                _ = self.fingerprint  # while the next ones are made
                 if self.budget is not None:  # only now, so that what was left out is on record
                     self.budget.add(batch.request.valid, batch.left_out)
                 if self._ahead is not None:
                     self._ahead.move(epoch, batch.request.step + 1)
+                _ = self.fingerprint  # while the next ones are made, and fetched
         stats.total_seconds = time.perf_counter() - began
         if not stats.batches and not start and not self.plan.skipped:
             full = f"full batch of {self.plan.batch_size}; set batch.tail=keep or lower batch.size"

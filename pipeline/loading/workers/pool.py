@@ -95,7 +95,7 @@ class Pool:
     def __init__(self, fetch: Any, options: LoaderOptions, seed: int, pin: bool) -> None:
         self._options, self._dataset = options, fetch.dataset
         self._device = torch.accelerator.current_device_index() if pin else None
-        self.finished, self.deaths = threading.Event(), 0
+        self.finished, self.deaths, self._is_closed = threading.Event(), 0, False
         self._lock, self._numbers = threading.RLock(), count()
         self._tasks: dict[int, Task] = {}  # without a result
         self._unsent: deque[int] = deque()  # of these, such as did not fit into the socket
@@ -108,15 +108,20 @@ class Pool:
         arguments = fetch, options, seed, os.getpid(), method, self._taken, self._made, cells
         self._workers = [_Worker(n, start.Process, arguments) for n in range(options.num_workers)]
         self._error: BaseException | None = None
-        self._is_closed = False
         self._thread = threading.Thread(target=self._live, name="penstock-pool", daemon=True)
         self._thread.start()
         self.finished.wait()
         if isinstance(self._error, OSError):
-            folder = f" in {tempfile.gettempdir()!r}; set TMPDIR to a folder with a short path"
-            of_path = folder if "AF_UNIX" in str(self._error) else ""  # of the forkserver's socket
-            reason = f"{method} cannot start workers: {self._error}{of_path}"
-            raise ConfigError(Problem("loader.num_workers", reason)) from self._error
+            of_path = (  # of the forkserver's socket
+                f" in {tempfile.gettempdir()!r}; set TMPDIR to a folder with a short path"
+                if "AF_UNIX" in str(self._error)
+                else ""
+            )
+            raise ConfigError(
+                Problem(
+                    "loader.num_workers", f"{method} cannot start workers: {self._error}{of_path}"
+                )
+            ) from self._error
         self.check()
 
     def processes(self) -> list[Any]:
@@ -161,10 +166,12 @@ class Pool:
 
     def close(self) -> None:
         """End the workers: by themselves if they do so soon, at once when the run is to stop."""
-        if self._thread.is_alive() and not self._is_closed:
-            self.drop()
-            self._is_closed = True
-            self._requests.shutdown(socket.SHUT_WR)
+        if self._thread.is_alive():  # in a fork it is not, and the lock may be held for ever
+            with self._lock:  # or the thread could close the socket in between
+                if not self._is_closed:
+                    self.drop()
+                    self._requests.shutdown(socket.SHUT_WR)
+                    self._is_closed = True
             if self._thread is not threading.current_thread():
                 self._thread.join()
 
@@ -184,7 +191,8 @@ class Pool:
             self._error = error
             self.finished.set()
         finally:
-            self._is_closed, ends = True, time.monotonic() + _END
+            with self._lock:
+                self._is_closed, ends = True, time.monotonic() + _END
             for worker in self._workers:
                 self.deaths += worker.end(ends)
             for end in (self._requests, self._taken, self._results, self._made):
@@ -197,8 +205,8 @@ class Pool:
             poll.register(file, select.POLLIN)
         ready = [file for file, _ in poll.poll(POLL * 1000)]
         self._receive()
-        if not self._is_closed and ready != [results]:
-            with self._lock:
+        with self._lock:
+            if not self._is_closed and ready != [results]:
                 self._look()
 
     def _receive(self) -> None:

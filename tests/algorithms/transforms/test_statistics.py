@@ -94,5 +94,7 @@ def test_a_scale_is_never_rounding_noise():
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(DiskError, match=r"file/statistics cannot be written: Not a directory"):
+    with pytest.raises(
+        DiskError, match=r"file/statistics cannot be written: a file is among its folders"
+    ):
         statistics_of(Images(), tmp_path / "file")

@@ -228,7 +228,7 @@ def test_find_takes_a_file_a_run_and_their_folder(tmp_path: Path) -> None:
     assert checkpoint.saved(tmp_path) == checkpoint.saved(tmp_path / "checkpoints") == [path]
     for given in (path, tmp_path, tmp_path / "checkpoints"):
         assert checkpoint.find(given) == path  # none was the best: the last one
-    with pytest.raises(PenstockError, match="it holds no checkpoint"):
+    with pytest.raises(PenstockError, match="elsewhere: it is missing"):
         checkpoint.find(tmp_path / "elsewhere")
 
 

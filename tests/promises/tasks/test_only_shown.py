@@ -65,7 +65,7 @@ def test_everything_that_is_shown_fails_and_the_run_does_not(folder, capsys):
         "the best and the worst samples": "IndexError",
         "the baseline": "RuntimeError: no constant",
         "what else the result is compared with": "OSError: nothing to compare with",
-        "the picture of predictions": "IndexError: no sample has a loss",
+        "the picture of predictions": "AttributeError",
     }.items():
         (line,) = [
             one for one in warnings_of(done) if one.startswith(f"WARNING: {what} is missing")
