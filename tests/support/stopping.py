@@ -109,7 +109,9 @@ class Runs:
             *RUN,
             *many,
             f"loader.backend={self.backend}",
-            f"run_dir={self.run}",
+            *(
+                [] if "-m" in self.more else [f"run_dir={self.run}"]
+            ),  # jobs have folders of their own
             f"dataset.gate={self.gate}",
             f"cache_dir={self.folder}/cache",
             *self.more,
