@@ -69,7 +69,7 @@ class Row(NamedTuple):
                 is_max,
                 program.joined(typed)
                 or " ".join(
-                    word[word.rfind("/") + 1 if word[:1] == "/" else 0 :]  # /usr/bin/penstock
+                    Path(word).name if word.startswith("/") else word  # /usr/bin/penstock
                     for word in command[:_LONGEST].split()
                 ),
             )

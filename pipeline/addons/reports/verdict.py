@@ -119,12 +119,12 @@ def levels(run: Run, metric: str) -> dict[str, float]:
         run.manifest.get("baseline_name") or "a constant prediction": run.manifest.get("baseline"),
         **(run.manifest.get("comparisons") or {}),
     }
-    found = ((str(name), number(level, metric)) for name, level in every.items())
-    return {name: value for name, value in found if value is not None}
+    values = ((str(name), number(level, metric)) for name, level in every.items())
+    return {name: value for name, value in values if value is not None}
 
 
 def baseline_of(run: Run, metric: str) -> tuple[str, float | None]:
-    """The first of them: its name and value."""
+    """What a metric is compared with first: a name and a value; "" and None without a baseline."""
     return next(iter(levels(run, metric).items()), ("", None))
 
 

@@ -66,9 +66,8 @@ class Csv:
     texts: bool = True
     longest: int = 0
     lines: bool | None = None
-    types: Types = field(
-        default_factory=dict, repr=False
-    )  # as fingerprints have no types, if empty
+    # Not in the repr, which is hashed: without types, fingerprints are those of before.
+    types: Types = field(default_factory=dict, repr=False)
 
 
 class TableFile:
@@ -177,17 +176,14 @@ class TableFile:
         # thread of Arrow's may be the last to drop it, which ends the process if Python is ending.
         with pa.input_stream(self._path, compression="detect") as stream:
             schema = self._text_reader(pa.BufferReader(stream.read_buffer(_BLOCK + 1)), None).schema
-        return pa.schema(
-            [
-                of.with_type(_TYPES[self._text.types[of.name]])
-                if of.name in self._text.types
-                # Text in another encoding looks like bytes, and is refused with its row.
-                else of.with_type(pa.string())
-                if (self.is_text and self._text.texts) or of.type == pa.binary()
-                else of
-                for of in schema
-            ]
-        )
+        # Text in another encoding looks like bytes, and is refused with its row.
+        types = {
+            of.name: pa.string()
+            if (self.is_text and self._text.texts) or of.type == pa.binary()
+            else of.type
+            for of in schema
+        } | {name: _TYPES[kind] for name, kind in self._text.types.items()}
+        return pa.schema([of.with_type(types[of.name]) for of in schema])
 
     def _forwards(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         text, quotes = self._text, list[int]()
@@ -297,7 +293,7 @@ class Source:
 
     def __init__(self, files: RecordFiles, text: Csv, exact: bool) -> None:
         self.files, self.text, self._exact = files, text, exact
-        self._schemas = dict[int, pa.Schema]()  # of texts, of which each takes a look at 8 MiB
+        self._schemas = dict[int, pa.Schema]()  # so that 8 MiB of a text are looked at once
         # Of one file alone: to open 1,000 files at an address takes a minute, and each is checked
         # when its rows are read.
         self.schema = pa.schema([])
@@ -322,8 +318,7 @@ class Source:
             here, there = str(of.type), types.get(of.name)
             if there and (here == "null" or there == "string" or here + there == "int64double"):
                 file.schema = file.schema.set(place, self.schema.field(of.name))
-        if file.lengths is None:
-            self._schemas[number] = file.schema
+        self._schemas[number] = file.schema
         return file
 
     def batches(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
