@@ -7,9 +7,10 @@ Each `|` ends a phase: its problems come in one ConfigError, and the next phase 
 that names another `_target_` replaces the node before it, in YAML and on the command line. Cost:
 0.1 s beside imports, for reading some twenty YAML files and merging them.
 
-Private names of Hydra and OmegaConf in the whole package, there in Hydra 1.3.8 and in 1.4:
-ConfigLoaderImpl, create_config_search_path, get_args_parser, _compose_config_from_defaults_list,
-_apply_overrides_to_config. Nothing of theirs is patched, so threads may compose at the same time.
+Private names of Hydra and OmegaConf in the whole package, there in Hydra 1.3.8 and in 1.4: Hydra,
+ConfigLoaderImpl, create_config_search_path, get_args_parser, run_and_report,
+_load_configuration_impl, _compose_config_from_defaults_list, _apply_overrides_to_config. Nothing of
+theirs is patched, so threads may compose at the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import Any, cast
 
 from hydra import __version__, errors, types
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra._internal.hydra import Hydra as Hydra
+from hydra._internal.utils import create_config_search_path, get_args_parser, run_and_report
 from hydra.core import utils
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -42,7 +44,7 @@ from penstock.errors import ConfigError, Problem
 
 # In a checkout, `pipeline/conf` is a link to the folder beside it.
 CONF = (Path(__file__).resolve().parent.parent / "conf").resolve()
-options = get_args_parser  # of Hydra's command line
+options, reporting = get_args_parser, run_and_report  # of Hydra's command line
 _COPYING = Lock()  # OmegaConf's deepcopy writes into what it copies
 # OmegaConf 2.4, which Hydra 1.4 needs, has another name for it.
 register = "register_new_resolver" if __version__.startswith("1.3.") else "register_resolver"
@@ -66,8 +68,7 @@ def compose(
     Raises:
         ConfigError: with everything that is wrong in the first phase that finds something.
     """
-    words = (*searched(config_dir), *words)
-    made, problems, files = load(words, config_name)
+    made, problems, files = load([*searched(config_dir), *words], config_name)
     return accept(resolved(made, problems), problems, words=words, files=files)
 
 
@@ -190,11 +191,17 @@ def load(
                 known = [name for name, _ in targets.nodes(OmegaConf.to_container(config), "")]
                 if key not in known and not one.is_add() and not one.is_force_add():
                     others = [name for name in known if not key.startswith(f"{name}.")]
-                    hint = familiar.advice(key, typed.partition("=")[2] or "...") or (
-                        messages.nearest(key, [*others, *config.hydra.runtime.choices])
-                        + f"; to add one: {typed!r}"
+                    raise ConfigError(
+                        Problem(
+                            key,
+                            "unknown key"
+                            + (
+                                familiar.advice(key, typed.partition("=")[2] or "...")
+                                or messages.nearest(key, [*others, *config.hydra.runtime.choices])
+                                + f"; to add one: {typed!r}"
+                            ),
+                        )
                     )
-                    raise ConfigError(Problem(key, f"unknown key{hint}"))
                 if one.is_delete() and value is None:
                     OmegaConf.update(config, key, "", merge=False)  # Hydra 1.3 finds no null
                 if isinstance(value, dict) and not one.is_delete():
@@ -328,6 +335,12 @@ def _composed(
 
 class _Loader(ConfigLoaderImpl):
     """Hydra's loader, in which a node of another `_target_` replaces the node before it."""
+
+    made: DictConfig | None = None  # what it gives whatever it is asked for
+
+    def _load_configuration_impl(self, *given: Any, **named: Any) -> Any:
+        # A copy, as Hydra takes parts out of what it shows.
+        return deepcopy(self.made) or super()._load_configuration_impl(*given, **named)
 
     def _compose_config_from_defaults_list(self, defaults: Any, repo: Any) -> DictConfig:
         config = OmegaConf.create(flags={"no_deepcopy_set_nodes": True})

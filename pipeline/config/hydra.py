@@ -112,10 +112,10 @@ def search_path(entries: Iterable[Any], key: str = "hydra.searchpath") -> Iterat
     """Whatever is no folder and no trusted package, which Hydra would import."""
     for entry in map(str, filter(None, entries)):
         scheme, _, path = entry.rpartition("://")
-        known = scheme in ("", "file") or (
-            scheme == "pkg" and targets.is_below(path.replace("/", "."), targets.trusted())
-        )
-        if not known or "${" in entry:
+        if "${" in entry or not (
+            scheme in ("", "file")
+            or (scheme == "pkg" and targets.is_below(path.replace("/", "."), targets.trusted()))
+        ):
             yield Problem(
                 key,
                 f"{entry} is no folder, and imports {path}, which is not trusted. If it is yours: "

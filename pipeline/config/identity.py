@@ -76,11 +76,10 @@ def identity(config: Config, split: str | None = None) -> dict[str, str]:
         or not schedule.startswith("torch.optim.")
         else WEIGHTS
     )
-    counts = _MAKE[split] if split else range(least, DATA)
     return {
         key: str(value)
         for key, value in leaves(config.model_dump())
-        if effect_of(key) in counts and key not in LENGTH
+        if effect_of(key) in (_MAKE[split] if split else range(least, DATA)) and key not in LENGTH
     }
 
 
