@@ -21,6 +21,14 @@ def end(code):
 """
 
 
+@pytest.fixture(autouse=True)
+def nameless_events(monkeypatch):
+    """torch's events name the function that they come from by the stack, whose search for modules
+    takes a second where a thousand tests are imported."""
+    rendezvous = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
+    monkeypatch.setattr(f"{rendezvous}.get_method_name", lambda depth=2: "")
+
+
 def launched(body, processes=2, **options):
     return launch.run([sys.executable, "-I", "-S", "-c", RANK + body], processes, **options)
 
