@@ -14,6 +14,9 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
+from penstock import late_imports
+
+late_imports.install()  # as a command line does
 gc.disable()  # until all tests are imported
 
 

@@ -14,7 +14,8 @@ import pytest
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig, ListConfig
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import Metric
+from torchmetrics.aggregation import MeanMetric
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import penstock
 import penstock.datasets
+from penstock import late_imports
+
+late_imports.install()  # as a command line does
 
 # What runs import when they get there, beside all modules of Penstock.
 LATE = (
@@ -19,27 +22,31 @@ LATE = (
     "hydra._internal.core_plugins.basic_launcher",
     "PIL.JpegImagePlugin",
     "torch.distributed.elastic.multiprocessing.api",
-    "torch.distributed.fsdp",
     "torch.distributed.launcher.api",
     "torch.nn.parallel",
-    "torchmetrics",
     "torchvision.models",
 )
 
-# One second of seven, and no program of the tests needs them.
-SELDOM = {
-    f"penstock.addons.{name}"
-    for name in ("trackers.mlflow", "trackers.wandb", "sweeps.optuna_sweeper")
-}
+# Half of the seconds, and few programs of the tests need them.
+SELDOM = (
+    *("albumentations", "audio", "frameworks", "sweeps.optuna_sweeper", "trackers", "vision"),
+    *("predicting", "transformers"),
+)
 
-modules = [*LATE]
-for package in (penstock, penstock.datasets):
-    walked = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    modules += [module.name for module in walked if module.name not in SELDOM]
-for name in modules:
-    # Of extras that are not installed; trackers name theirs in a ConfigError.
-    with contextlib.suppress(ImportError, penstock.errors.ConfigError):
-        importlib.import_module(name)
+
+def load(package):
+    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if not found.name.removeprefix("penstock.addons.").startswith(SELDOM):
+            with contextlib.suppress(ImportError):  # of extras that are not installed
+                module = importlib.import_module(found.name)
+                if found.ispkg:
+                    load(module)
+
+
+for name in LATE:
+    importlib.import_module(name)
+load(penstock)
+load(penstock.datasets)
 threads = len(list(Path("/proc/self/task").iterdir())) if Path("/proc/self/task").exists() else 1
 assert threads == 1, f"a process of {threads} threads cannot be forked safely"
 gc.freeze()  # a collection in a program would copy every page

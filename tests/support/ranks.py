@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from torchmetrics import MeanSquaredError, SpearmanCorrCoef
+from torchmetrics.regression import MeanSquaredError, SpearmanCorrCoef
 
 from penstock.order.samplers import Sequential
 from tests import port

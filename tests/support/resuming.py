@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from torchmetrics import MeanSquaredError
+from torchmetrics.regression import MeanSquaredError
 
 from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.sequence_packing import SequencePacking

@@ -13,11 +13,9 @@ import traceback
 from pathlib import Path
 
 import torch
-import torch._dynamo
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from penstock.distributed.group import Group
 from penstock.distributed.parallel import like
@@ -44,6 +42,9 @@ def network():
 
 
 def sharded(group):
+    import torch._dynamo
+    from torch.distributed.fsdp import fully_shard
+
     model = network()
     mesh = init_device_mesh("cpu", (group.world.size,))
     for layer in model:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import Metric
+from torchmetrics.aggregation import MeanMetric
 
 from penstock.files.limits import Count
 from penstock.loading.batch import Batch

@@ -11,7 +11,7 @@ from typing import Literal
 import faster_coco_eval  # noqa: F401  (else torchmetrics says it at the first validation)
 import numpy as np
 from torch import Tensor
-from torchmetrics import detection
+from torchmetrics.detection import mean_ap
 
 Shown = Literal[
     "map", "map_50", "map_75", "map_small", "map_medium", "map_large",
@@ -19,7 +19,7 @@ Shown = Literal[
 ]  # fmt: skip
 
 
-class MeanAveragePrecision(detection.MeanAveragePrecision):
+class MeanAveragePrecision(mean_ap.MeanAveragePrecision):
     """torchmetrics' metric with the values that `shown` names; -1 stands for "no such objects".
 
     Args:

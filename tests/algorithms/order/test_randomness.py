@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from penstock.order.keys import (
     begin_sample,
@@ -77,6 +76,8 @@ def test_a_slice_is_the_same_alone_as_within_a_larger_one(length, data):
 @pytest.mark.parametrize("length", [5000, 10**9])
 def test_large_permutations_look_random(length):
     """Positions are uniform, and neighbours are independent, also for neighbouring keys."""
+    from scipy import stats
+
     count = min(length, 200_000)
     elements = Permutation(length, hash64(3))(np.arange(count)) / length
     _, even = stats.kstest(elements[:4000], "uniform")
@@ -87,6 +88,8 @@ def test_large_permutations_look_random(length):
 
 
 def test_small_permutations_are_all_equally_likely():
+    from scipy import stats
+
     seen: dict[tuple[int, ...], int] = {}
     for seed in range(4800):
         order = tuple(Permutation(4, hash64(seed))(np.arange(4)).tolist())
@@ -104,6 +107,8 @@ def test_a_position_outside_is_refused():
 
 
 def test_uniform_draws_pass_a_uniformity_test():
+    from scipy import stats
+
     draws = uniform(hash64(0), np.arange(100_000))
     assert draws.min() >= 0
     assert draws.max() < 1

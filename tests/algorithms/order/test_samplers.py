@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from penstock.errors import ConfigError, DataError
 from penstock.order.plan import Plan
@@ -58,6 +57,8 @@ def test_weighted_balances_classes_of_80_and_20_percent():
 
 
 def test_weighted_draws_follow_a_thousand_weights():
+    from scipy import stats
+
     weights = np.random.default_rng(0).gamma(1.0, size=1000)
     order = Weighted(1000, 0, weights=weights, num_samples=1_000_000)
     counts = np.bincount(epoch_of(order), minlength=1000)
@@ -69,6 +70,8 @@ def test_weighted_draws_follow_a_thousand_weights():
 
 
 def test_weighted_without_replacement_draws_each_positive_row_at_most_once():
+    from scipy import stats
+
     weights = np.array([0, 5, 1, 0, 3, 1], dtype=float)
     order = Weighted(6, 0, weights=weights, replacement=False)
     assert sorted(epoch_of(order)) == [1, 2, 4, 5]

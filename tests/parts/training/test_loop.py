@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from torchmetrics import MeanSquaredError
+from torchmetrics.regression import MeanSquaredError
 
 from penstock.distributed.group import Group
 from penstock.distributed.world import World

@@ -4,14 +4,11 @@ import math
 import numpy as np
 import pytest
 import torch
+import torchmetrics.regression as known
 from torch import nn
-from torchmetrics import (
-    ConfusionMatrix,
-    MeanSquaredError,
-    Metric,
-)
-from torchmetrics import regression as known
-from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
+from torchmetrics import Metric
+from torchmetrics.classification import ConfusionMatrix, MulticlassAccuracy, MulticlassRecall
+from torchmetrics.regression import MeanSquaredError
 
 from penstock.errors import ConfigError, DataError
 from penstock.loading.batch import Batch

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torchmetrics import MeanAbsoluteError, Metric
+from torchmetrics import Metric
+from torchmetrics.regression import MeanAbsoluteError
 
 from penstock.distributed.group import Group
 from penstock.errors import ConfigError

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torchmetrics
 from PIL import Image
 from torch.utils.data import get_worker_info
+from torchmetrics import Metric
 
 import penstock
 from penstock import command
@@ -95,7 +95,7 @@ class Blend:
         return batch.replace({**batch, "x": batch["x"] * (1 + self.by)})
 
 
-class Odd(torchmetrics.Metric):
+class Odd(Metric):
     """Of which nobody knows whether more is better: the number of odd labels."""
 
     def __init__(self):

@@ -12,13 +12,18 @@ from tests.promises.frameworks.loaders import (
     values,
 )
 
-pl = pytest.importorskip("pytorch_lightning")
-from pytorch_lightning.callbacks import ModelCheckpoint  # noqa: E402
-
-from penstock import DataModule  # noqa: E402
-from tests.promises.frameworks.lightning_module import Module  # noqa: E402
-
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # of Lightning's own
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lightning():
+    """Its import takes a second, in each process that collects tests."""
+    global pl, DataModule, ModelCheckpoint, Module
+    pl = pytest.importorskip("pytorch_lightning")
+    from pytorch_lightning.callbacks import ModelCheckpoint
+
+    from penstock import DataModule
+    from tests.promises.frameworks.lightning_module import Module
 
 
 def trainer(folder, **options):

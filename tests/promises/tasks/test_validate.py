@@ -6,8 +6,8 @@ import re
 import pytest
 from PIL import Image
 from torch import nn
-from torchmetrics import MeanSquaredError
 from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.regression import MeanSquaredError
 
 import penstock
 from penstock.errors import PenstockError
