@@ -2,8 +2,8 @@
 
     torchmetrics    1 s of CPU: its package imports all metrics, with scipy and transformers where
                     these are installed, and a configuration names a few
-    torch._dynamo   0.7 s, with sympy: torchvision and torch's optimizers ask it for three
-                    functions, which do nothing where nothing is compiled
+    torch._dynamo   0.7 s, with sympy: torchvision, torch's optimizers and process groups ask it for
+                    some functions, which do nothing where nothing is compiled
 
 After `install`, they are in `sys.modules` before their code has run. The code runs when something
 is asked for that is not there: nothing is missing. A module inside of torchmetrics is imported
@@ -21,7 +21,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 from threading import RLock
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 _running = RLock()
@@ -43,6 +43,7 @@ class _Late(ModuleType):
         with _running:  # another thread waits until all of it is there
             import_module(vars(self)["_first"])
             if vars(self).pop("_waiting", None) is not None:
+                vars(self).pop("trace_rules", None)  # which its modules import
                 vars(self).update(own)
                 self.__loader__.exec_module(self)  # type: ignore[union-attr]
         return super().__getattribute__(name)
@@ -59,6 +60,8 @@ def install() -> None:
             PathFinder.find_spec(_DYNAMO, torch.submodule_search_locations),
             "torch",
             graph_break=lambda *args, **options: None,
+            # A group of ranks empties its caches.
+            trace_rules=SimpleNamespace(clear_lru_cache=lambda: None),
             # A function is only marked as one that is not compiled: until there is a compiler, none
             # is, and then it knows it by the mark.
             disable=lambda function=None, *args, **options: (
@@ -71,6 +74,7 @@ def install() -> None:
         utilities: Any = _put(
             PathFinder.find_spec(f"{_DYNAMO}.utils", path),
             f"{_DYNAMO}.config",  # which runs the package's code
+            get_optimize_ddp_mode=lambda: "ddp_optimizer",  # its default
             is_compile_supported=lambda device: [
                 utilities.counters,
                 utilities.is_compile_supported,

@@ -60,6 +60,11 @@ model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.AdamW(model.parameters())
 model(torch.ones(1, 2)).sum().backward()
 optimizer.step()
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+ranks = torch.nn.parallel.DistributedDataParallel(model)
+ranks(torch.ones(1, 2)).sum().backward()
+torch.distributed.destroy_process_group()
 waits = [name for name, one in sys.modules.items() if "_waiting" in vars(one)]
 assert {"torch._dynamo", "torch._dynamo.utils"} <= {*waits}, waits
 print(torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(2)).tolist())
