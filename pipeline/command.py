@@ -124,11 +124,18 @@ def _run_hydra(args: Any, words: list[str]) -> None:
             made, problems, files = compose.load(words, name)
             compose.refuse(problems if shows else ())
             if not shows:
+                if str(made.hydra.mode) == "RunMode.MULTIRUN":  # by a file
+                    args.multirun = True
+                    _run_hydra(args, words)
+                    return
                 config = compose.accept(
                     compose.resolved(made, problems), problems, _announce, words, files
                 )
-                writes = made.hydra.output_subdir or "filename" in str(made.hydra.job_logging)
-                made.hydra.run.dir = config.run_dir if writes else "."
+                made.hydra.run.dir = (
+                    config.run_dir
+                    if made.hydra.output_subdir or "filename" in str(made.hydra.job_logging)
+                    else "."
+                )
             job = None if args.info or args.hydra_help else _hydra_of(made, words, name)
     except ConfigError as error:
         error.reported = world.launched_rank()[1] > 0  # the first rank of each machine reports it
@@ -176,13 +183,15 @@ def _hydra_of(made: DictConfig, words: Sequence[str], name: str) -> compose.Hydr
 def _no_option(option: str, argv: Sequence[str]) -> Problem:
     """The problem of an unknown option; most are keys, written as other programs take them."""
     name, _, value = option.partition("=")
-    following = " ".join(argv).partition(f"{option} ")[2].partition(" ")[0]
     return Problem(
         name,
         "there is no such option"
         + (
             familiar.advice(name)
-            or familiar.advice(name.strip("-"), value or following or "...")
+            or familiar.advice(
+                name.strip("-"),
+                value or " ".join(argv).partition(f"{option} ")[2].partition(" ")[0] or "...",
+            )
             or "; keys stand without dashes, as in batch.size=32"
         )
         + ". All are in --help",
@@ -254,6 +263,7 @@ def _run(config: Config) -> float | None:
             f"--config-name={job.config_name}",
             *overrides(),
             program.override("run_dir", config.run_dir),  # the last one counts
+            "hydra.mode=RUN",
         ]
         launch.run(ranks, count, config.distributed.max_restarts)
         return None

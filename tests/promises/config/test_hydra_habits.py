@@ -13,10 +13,13 @@ from tests.support import warm
 ROOT = Path(__file__).parents[3]
 DIGEST = ("task=digest", "steps=1", "dataset.count=20", "dataset.size=48", "batch.size=8")
 FIT = (*DIGEST[2:], "trainer.max_steps=1", "tracker=none", "loader=debug", "run_dir=run")
-SWEEP = (*FIT[:-1], "-m", "seed=1,2", "hydra.sweep.dir=swept")
+SWEEP = (*FIT[:-1], "hydra.sweep.dir=swept")
 FILES = {
     "own/sampler/mine.yaml": "_target_: penstock.order.samplers.Random\n",
     "own/experiment/recipe.yaml": "# @package _global_\nseed: 7\nhydra: {run: {dir: filed}}\n",
+    "own/experiment/swept.yaml": (
+        "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {seed: '1,2'}}}\n"
+    ),
     "own/experiment/called.yaml": "# @package hydra.callbacks.mine\n_target_: my_package.Called\n",
     "own/hydra/more/mine.yaml": "# @package _global_\nhydra: {job: {name: added}}\n",
     "own/primary.yaml": "defaults: [config, _self_]\nseed: 8\n",
@@ -61,8 +64,9 @@ SHOWN = {
     "callback": ((*OWN, *MINE, *DIGEST, "experiment=called"), r"called at the start", r"^total "),
 }
 SWEPT = [
-    ("hydra/launcher=joblib", "hydra.launcher.n_jobs=1"),
-    ("hydra.searchpath=[own]", "sampler=mine"),
+    ("-m", "seed=1,2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1"),
+    ("-m", "seed=1,2", "hydra.searchpath=[own]", "sampler=mine"),
+    (*OWN, "experiment=swept"),  # -m and the values are in a file
 ]
 REFUSED = {
     "cfg of a sweep": (("-m", "seed=1,2", "--cfg", "job"), "several values"),

@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -194,7 +195,8 @@ def test_a_message_that_was_cut_off_stops_nobody(tmp_path):
         got.append(batch["text"])
         if batch.request.step in (1, 4, 7):
             killed.add(pid := port.worker_pids(loader)[0])
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # on a busy machine the one before, buried just now
+                os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
     assert got == expected
     # A death is noticed where a batch is waited for; a worker may have sent all of its own before.
