@@ -5,8 +5,8 @@
 Our pass finds everything that is wrong before Hydra runs. What Hydra does then is Hydra's own: it
 runs one job on what our pass has composed, or shows that under `--cfg`; `hydra.main` runs a sweep,
 or prints what `--hydra-help` and `--info` ask for. A job's configuration is always the one of our
-pass. Several ranks are as many
-processes of this same command line, unless torchrun or Slurm has started them.
+pass. Several ranks are as many processes of this same command line, unless torchrun or Slurm has
+started them.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _run_hydra(args: Any, words: list[str]) -> None:
             made, problems, files = compose.load(words, name)
             compose.refuse(problems if shows else ())
             if not shows:
-                if str(made.hydra.mode) == "RunMode.MULTIRUN":  # by a file
+                if str(made.hydra.mode) == "RunMode.MULTIRUN":  # as a file may say
                     args.multirun = True
                     _run_hydra(args, words)
                     return
