@@ -140,13 +140,6 @@ def _run_hydra(args: Any, words: list[str]) -> None:
     except ConfigError as error:
         error.reported = world.launched_rank()[1] > 0  # the first rank of each machine reports it
         raise
-    sys.argv[1:] = [
-        word
-        for option, value in vars(args).items()
-        if value and option not in ("overrides", "trust", "config_dir", "config_name")
-        for word in (f"--{option.replace('_', '-')}", value)
-        if word is not True
-    ] + words
     with stack:
         if job:
             compose.reporting(
@@ -157,6 +150,13 @@ def _run_hydra(args: Any, words: list[str]) -> None:
                 )
             )
         else:
+            sys.argv[1:] = [
+                word
+                for option, value in vars(args).items()
+                if value and option not in ("overrides", "trust", "config_dir", "config_name")
+                for word in (f"--{option.replace('_', '-')}", value)
+                if word is not True
+            ] + words
             # Hydra 1.4 has one way to behave, and warns of a program that names a version.
             hydra.main(str(compose.CONF), name, *("1.3",) * hydra.__version__.startswith("1.3."))(
                 lambda composed: execute(config)
