@@ -46,6 +46,7 @@ Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 Kind = Literal["number", "tensor", "label", "text", "image", "bytes", "audio", "rate", "numbers"]
 Fields = Mapping[str, str | Mapping[str, str | Sequence[str] | None] | None]
+_LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
 # What bytes become by their description; others are images.
 _WRITTEN: dict[str, Kind] = {"Audio": "audio", "Value": "bytes", "Video": "bytes", "Pdf": "bytes"}
 
@@ -74,8 +75,8 @@ def kinds_of(kind: pa.DataType) -> tuple[Kind, ...]:
         return ("number",)
     if is_whole(kind):
         return ("number", "label")
-    if is_list(kind):
-        while is_list(kind):
+    if isinstance(kind, _LISTS):
+        while isinstance(kind, _LISTS):
             kind = kind.value_type
         return ("tensor",) if pa.types.is_floating(kind) or is_whole(kind) else ()
     if pa.types.is_struct(kind):
@@ -95,11 +96,6 @@ def is_text(kind: pa.DataType) -> bool:
 def is_whole(kind: pa.DataType) -> bool:
     """Whether a column of this type holds whole numbers or truth values."""
     return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds lists, of one length or not."""
-    return isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
 
 
 def written(schema: pa.Schema, column: str) -> dict[str, Any]:
@@ -122,11 +118,10 @@ def choose_fields(schema: pa.Schema, fields: Fields | None, key: str) -> list[Ta
         ConfigError: there is no such column or kind, or a column is not of it.
     """
     if fields is None:
-        kinds = {name: _own_kind(schema, name, name) for name in schema.names}
-        fields = {name: kind for name, kind in kinds.items() if kind}
+        fields = {of: kind for of in schema.names if (kind := _own_kind(schema, of, of))}
         # Samples of sound mean little without their rate; with two columns, whose is it?
         audio = [name for name, kind in fields.items() if kind == "audio"]
-        if len(audio) == 1 and "rate" not in kinds:
+        if len(audio) == 1 and "rate" not in schema.names:
             fields = {**fields, "rate": {"column": audio[0], "kind": "rate"}}
     return [_chosen(schema, name, choice, f"{key}.{name}") for name, choice in fields.items()]
 
@@ -162,12 +157,11 @@ def _chosen(schema: pa.Schema, field: str, choice: object, key: str) -> TableFie
 
 def _own_kind(schema: pa.Schema, column: str, field: str) -> Kind | None:
     """The kind that a column becomes by default, or None."""
-    possible = kinds_of(schema.field(column).type)
-    feature = written(schema, column).get("_type")
+    possible, feature = kinds_of(schema.field(column).type), written(schema, column).get("_type")
     if "label" in possible and (field == "label" or feature == "ClassLabel"):
         return "label"
-    first = next(iter(possible), None)
-    return _WRITTEN.get(str(feature), first) if "bytes" in possible else first
+    written_kind = _WRITTEN.get(str(feature)) if "bytes" in possible else None
+    return written_kind or next(iter(possible), None)
 
 
 def stored_field(field: TableField, schema: pa.Schema) -> Field:
@@ -189,16 +183,15 @@ def stored_field(field: TableField, schema: pa.Schema) -> Field:
             return Field(field.name, "int", "<i8", 0, shape=())
         case "tensor":
             inner, sizes = getattr(kinds[0], "storage_type", kinds[0]), list[int | None]()
-            while is_list(inner):
+            while isinstance(inner, _LISTS):
                 sizes.append(getattr(inner, "list_size", None))
                 inner = inner.value_type
             # Of `fixed_shape_tensor`, and of the arrays of `datasets`.
             lengths = tuple(getattr(kinds[0], "shape", sizes))
-            dtype = plain_numbers(np.empty(0, inner.to_pandas_dtype())).dtype.str
             return Field(
                 field.name,
                 "tensor",
-                dtype,
+                plain_numbers(np.empty(0, inner.to_pandas_dtype())).dtype.str,
                 len(lengths),
                 shape=None if None in lengths else lengths,
             )
@@ -274,14 +267,14 @@ def label_numbers(
     kind = pa.string() if is_text(coded.type.value_type) else pa.int64()
     texts = [*map(str, coded.dictionary.cast(kind).to_pylist())]
     if classes is None:
-        for text in texts:
-            if kind != pa.int64() or text[0] != "-":  # a number below 0 is no class
-                codes.setdefault(text, len(codes))
+        # A number below 0 is no class.
+        for text in [of for of in texts if kind != pa.int64() or of[0] != "-"]:
+            codes.setdefault(text, len(codes))
     else:
         codes = {text: number for number, text in enumerate(classes)}
     # A null is place 0 among the values, also where there is no text.
-    numbers = [codes.get(text, -1) for text in texts] or [-1]
-    return np.where(_nulls(coded), -1, np.array(numbers, np.int64)[_values(coded.indices)])
+    numbers = np.array([codes.get(text, -1) for text in texts] or [-1], np.int64)
+    return np.where(_nulls(coded), -1, numbers[_values(coded.indices)])
 
 
 def _plain(array: pa.Array) -> pa.Array:
@@ -301,7 +294,7 @@ def _tensors(array: pa.Array, dtype: str) -> tuple[Array, IntArray, Mask]:
     """
     rows, levels = np.arange(len(array)), []  # the row that each list of a level lies in
     bad = np.zeros(len(array), np.bool_)
-    while is_list(array.type):
+    while isinstance(array.type, _LISTS):
         bad[rows[_nulls(array)]] = True
         lengths = _values(pc.list_value_length(array))
         size = np.full(len(bad), getattr(array.type, "list_size", 0))  # where a row has no list

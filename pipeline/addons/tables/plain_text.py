@@ -88,11 +88,11 @@ class PlainText(MappedTable):
             return super()._divided(total)
         # Whole files are divided, so that pages of one book are on one side.
         val, test = files.shares(val, test)
-        own = split_rows(
-            np.array([*map(os.fsencode, files.names)]), self._split, val, seed, None, test
+        encoded = np.array([*map(os.fsencode, files.names)])
+        is_own = np.isin(
+            np.arange(len(files)), split_rows(encoded, self._split, val, seed, None, test)
         )
-        of_files = np.repeat(np.arange(len(files)), self._pack.record["rows"])
-        return TableRows(np.flatnonzero(np.isin(of_files, own)))
+        return TableRows(np.flatnonzero(is_own.repeat(self._pack.record["rows"])))
 
 
 # Stories that are drawn from a small grammar: text that every installation can make. One is about
@@ -129,8 +129,7 @@ def write_stories(folder: Path) -> None:
 
 def _story(number: int) -> str:
     def draw(of: str, sentence: int = 0) -> str:
-        words = _WORDS[of].split()
-        return words[hash64("story", number, of, sentence) % len(words)]
+        return (words := _WORDS[of].split())[hash64("story", number, of, sentence) % len(words)]
 
     whole = {of: draw(of) for of in ("person", "animal", "place")}
     parts = [f"{whole['person']} and the {whole['animal']} of the {whole['place']}\n\n"]

@@ -10,6 +10,7 @@ it is doubled; blank lines are no rows. Cost on one core: 0.5 s for 100 MB of CS
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -78,9 +79,11 @@ class TableFile:
         name: its path or address, for messages; the suffix says what it is.
         text: how it is written, if it is a CSV or TSV.
         schema: of its columns, if it is known, for it takes a look at the first block of a text.
+        head: the rows of that block, if another look has converted them.
 
     Attributes:
         schema: of its columns.
+        head: rows of a CSV that telling the types has converted; None where they cannot be skipped.
         is_text: whether it is a CSV or TSV.
         lengths: rows of each of its parts (row groups, record batches); None for text.
 
@@ -89,9 +92,14 @@ class TableFile:
     """
 
     def __init__(
-        self, path: str | BinaryIO, name: str, text: Csv, schema: pa.Schema | None = None
+        self,
+        path: str | BinaryIO,
+        name: str,
+        text: Csv,
+        schema: pa.Schema | None = None,
+        head: pa.RecordBatch | None = None,
     ) -> None:
-        self.name, self._path, self._text = name, path, text
+        self.name, self._path, self._text, self.head, self._rows = name, path, text, head, 0
         self.lengths: list[int] | None = None
         self._part: Callable[[int, Sequence[str]], Iterable[pa.RecordBatch]] = lambda _, columns: (
             self._forwards(columns)
@@ -154,6 +162,7 @@ class TableFile:
                 for batch in self._part(number, columns):
                     if batch.num_rows:
                         yield batch.select(list(columns))
+                    self._rows += batch.num_rows  # for messages
 
     def table(self, columns: Sequence[str]) -> pa.Table:
         """All rows of these columns, in memory.
@@ -171,11 +180,26 @@ class TableFile:
 
     def _first_types(self) -> pa.Schema:
         """The columns of a text, and the types that its first block suggests."""
-        # Not of the file itself, of which pyarrow reads 32 blocks ahead. A byte more, and the block
-        # is not the last one, which would have to end with a whole record. Arrow's own buffer: a
-        # thread of Arrow's may be the last to drop it, which ends the process if Python is ending.
+        # Not of the file itself, of which pyarrow reads 32 blocks ahead. Some bytes more, and the
+        # block is not the last one, which would have to end with a whole record. Arrow's own
+        # buffer: a thread of Arrow's may be the last to drop it, which ends the process if Python
+        # is ending.
         with pa.input_stream(self._path, compression="detect") as stream:
-            schema = self._text_reader(pa.BufferReader(stream.read_buffer(_BLOCK + 1)), None).schema
+            block = stream.read_buffer(_BLOCK + 4)
+        is_utf8 = codecs.lookup(self._text.encoding).name == "utf-8"
+        if not is_utf8:  # pyarrow decodes all of it, so no character may be cut off at the end
+            decoder = codecs.getincrementaldecoder(self._text.encoding)("ignore")
+            decoder.decode(block)
+            block = block.slice(0, block.size - len(decoder.getstate()[0]))
+        reader = self._text_reader(pa.BufferReader(block), None)
+        schema, content = reader.schema, np.frombuffer(block, np.uint8)
+        # Where pyarrow skips rows it counts blank lines, which are none: there shall be no doubt.
+        if (
+            (self.is_text and is_utf8)
+            and not (content == ord("\r")).any()
+            and (np.diff(np.flatnonzero(content == ord("\n")), prepend=-1) > 1).all()
+        ):
+            self.head = next(iter(reader), None)
         # Text in another encoding looks like bytes, and is refused with its row.
         types = {
             of.name: pa.string()
@@ -190,13 +214,18 @@ class TableFile:
 
         def counted(block: pa.Buffer) -> pa.Buffer:
             # Part by part: a mask of the whole block would be fresh pages of memory each time.
-            parts = np.array_split(np.frombuffer(block, np.uint8), 1 + block.size // 65_536)
+            parts = np.array_split(np.frombuffer(block, np.uint8), 1 + block.size // 262_144)
             quotes.append(sum(int(np.count_nonzero(part == ord('"'))) for part in parts))
             return block
 
         with pa.input_stream(self._path, compression="detect") as stream:
             if not text.longest:
-                yield from self._text_reader(pa.TransformInputStream(stream, counted), columns)
+                # A person, or other files, may say other types than its first block does.
+                head = [of for of in (self.head,) if of is not None and of.schema == self.schema]
+                yield from head
+                yield from self._text_reader(
+                    pa.TransformInputStream(stream, counted), columns, sum(map(len, head))
+                )
             elif content := stream.read().decode(text.encoding).removeprefix("\ufeff"):
                 by_line = self.name.lower().endswith(_TEXT) if text.lines is None else text.lines
                 yield pa.record_batch(
@@ -210,7 +239,7 @@ class TableFile:
                 "characters like others in this file, set dataset.quoting=none."
             )
 
-    def _text_reader(self, stream: Any, columns: Sequence[str] | None) -> Any:
+    def _text_reader(self, stream: Any, columns: Sequence[str] | None, skipped: int = 0) -> Any:
         """A reader of these columns; without them, of types that the first block suggests."""
         if not self.is_text:
             return pa.json.open_json(
@@ -227,7 +256,7 @@ class TableFile:
                 column_names=text.columns,
                 # So a message about columns that are missing shows that no name is known.
                 autogenerate_column_names=text.header is False and text.columns is None,
-                skip_rows_after_names=int(bool(text.header and text.columns)),
+                skip_rows_after_names=bool(text.header and text.columns) + skipped,
                 encoding=text.encoding,
             ),
             pa.csv.ParseOptions(
@@ -265,16 +294,19 @@ class TableFile:
                 ) from error
             if not self.name.lower().endswith(ARROW):
                 # No delimiter mends bytes that are no text, and JSON lines have none.
-                wrong += "; set dataset." + (
-                    "types"
+                wrong += (
+                    f" of the block that begins with row {self._rows}; set dataset.types"
                     if not self.is_text
-                    else "encoding"
+                    else "; set dataset.encoding"
                     if isinstance(error, UnicodeDecodeError)
-                    else "encoding or dataset.delimiter"
+                    else "; set dataset.encoding or dataset.delimiter"
                 )
             elif isinstance(self._path, str):
-                other = stranger(pa.OSFile(self._path).read(256))
-                wrong = f"it is not a table: {other}" if other else f"was it cut off? {wrong}"
+                wrong = (
+                    f"it is not a table: {other}"
+                    if (other := stranger(pa.OSFile(self._path).read(256)))
+                    else f"was it cut off? {wrong}"
+                )
             raise DataError(
                 f"{self.name!r} cannot be read: {wrong}. Repair or replace it."
             ) from error
@@ -289,16 +321,18 @@ class Source:
     Attributes:
         schema: of the first file, or of the one for training.
         name: of that file.
+        head: of the first file, until it is set to None.
     """
 
     def __init__(self, files: RecordFiles, text: Csv, exact: bool) -> None:
         self.files, self.text, self._exact = files, text, exact
         self._schemas = dict[int, pa.Schema]()  # so that 8 MiB of a text are looked at once
+        self.head: pa.RecordBatch | None = None
         # Of one file alone: to open 1,000 files at an address takes a minute, and each is checked
         # when its rows are read.
         self.schema = pa.schema([])
         first = self.open(0)
-        self.schema, self.name = first.schema, first.name
+        self.schema, self.name, self.head = first.schema, first.name, first.head
 
     def open(self, number: int) -> TableFile:
         """A file; of Parquet at an address, only what is read is fetched."""
@@ -311,6 +345,7 @@ class Source:
             address,
             self.text,
             self._schemas.get(number),
+            None if number else self.head,
         )
         # A CSV does not tell floats that are whole, nor what an empty column has in other files.
         types = {of.name: str(of.type) for of in self.schema} if file.is_text else {}

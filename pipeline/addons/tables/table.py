@@ -233,11 +233,14 @@ class TableDataset(FileDataset):
             raise ConfigError(
                 Problem("dataset.classes", f"{list(classes)!r}; allowed: a list of different texts")
             )
-        labels = {field.name: field.columns[0] for field in self.fields if field.kind == "label"}
         # `dataset.classes` names one label; the one that is called so is meant.
-        self._labels = dict(sorted(labels.items(), key=lambda label: label[0] != "label"))
-        names = dict[str, list[str]]()
-        self._texts = dict[str, list[str]]()  # of labels whose classes are known, as written
+        self._labels = {
+            field.name: field.columns[0]
+            for field in sorted(self.fields, key=lambda field: field.name != "label")
+            if field.kind == "label"
+        }
+        # Of labels whose classes are known: their names, and as they are written.
+        names, self._texts = dict[str, list[str]](), dict[str, list[str]]()
         self._codes = defaultdict[str, dict[str, int]](dict)  # of others, in the order of rows
         mine: list[str] = [*map(str, classes or ())]
         for name, column in self._labels.items():
@@ -249,6 +252,7 @@ class TableDataset(FileDataset):
                 self._texts[name] = mine
             mine = []
         self._load(trained)
+        self.source.head = None  # converted by now; workers get a copy of what is here
         self.label_classes = {name: names.get(name, texts) for name, texts in self._texts.items()}
         self.classes = next(iter(self.label_classes.values()), [])
 
@@ -281,8 +285,7 @@ class TableDataset(FileDataset):
     def _check(self, pack: Rows, rows: IntArray) -> None:
         """Raise DataError that names a cell if one of some rows is bad."""
         # Conversion continues after a bad cell, so the other rows of its table stay usable.
-        bad = pack.array(BAD)[rows]
-        if bad.any():
+        if (bad := pack.array(BAD)[rows]).any():
             at = int((bad > 0).argmax())
             raise self._cell_error(self.fields[bad[at] - 1], *pack.place(int(rows[at])))
 
@@ -384,9 +387,11 @@ class MappedTable(TableDataset, Dataset[Sample]):
         """The converted columns of some files, which are made if they are not there."""
         # All that the converted columns depend on names their folder, so two runs never read each
         # other's.
-        how = _VERSION, self._limits.record_bytes, source.text, self._stored, self._texts
-        files = map(source.files.key, range(len(source.files)))
-        key = fingerprint([*map(repr, (*how, *self.fields, *source.text.types.items())), *files])
+        how = (
+            *(_VERSION, self._limits.record_bytes, source.text, self._stored, self._texts),
+            *(*self.fields, *source.text.types.items()),
+        )
+        key = fingerprint([*map(repr, how), *map(source.files.key, range(len(source.files)))])
         folder = Path(self._cache_dir).expanduser().absolute() / f"columns-{key}"
         # Ranks and jobs of a sweep wait for the first one, which converts.
         generated_folder(folder, partial(self._convert, source), "dataset.cache_dir")
@@ -474,8 +479,11 @@ class MappedTable(TableDataset, Dataset[Sample]):
                 made.setdefault(name, shapes[rows, 0])
         # Texts and images would be gigabytes, and no sampler asks for their content.
         known = {of.columns[0] for of in self.fields if of.kind in ("label", "text")}
-        kinds = {of.name: {*kinds_of(of.type)} for of in self.source.schema if of.name not in known}
-        if others := [name for name, of in kinds.items() if of & {"number", "label"}]:
+        if others := [
+            of.name
+            for of in self.source.schema
+            if of.name not in known and {"number", "label"} & {*kinds_of(of.type)}
+        ]:
             table = pa.Table.from_batches([batch for _, batch in self.source.batches(others)])
             made |= {
                 of: exact(cells)
@@ -510,21 +518,17 @@ class StreamedTable(TableDataset, IterableDataset[Record]):
             self.source.checked(number, self._columns).lengths
             for number in range(len(self.source.files))
         ]
-        self.rows: TableRows | None = None
         self._parts: list[tuple[int, int | None]] = [
-            (number, None) for number in range(len(lengths))
+            (n, part)
+            for n, of in enumerate(lengths)
+            for part in ([None] if None in lengths else range(len(of or ())))
         ]
-        if None not in lengths:
-            self._parts = [
-                (n, part) for n, of in enumerate(lengths) for part in range(len(of or ()))
-            ]
-            self._bounds = np.cumsum([0, *(length for of in lengths for length in of or ())])
-            self.rows = self._rows_of(int(self._bounds[-1]))
+        self._bounds = np.cumsum([0, *(length for of in lengths for length in of or ())])
+        # Files of text do not say how many rows they have.
+        self.rows = None if None in lengths else self._rows_of(int(self._bounds[-1]))
 
     def __len__(self) -> int:
-        if self.rows is None:
-            raise TypeError("files of text do not say how many rows they have")
-        return len(self.rows)
+        return len(self.rows)  # type: ignore[arg-type]  # a TypeError, where files do not say it
 
     def __iter__(self) -> Iterator[Record]:
         return chain.from_iterable(map(self.read_shard, self.shards()))
@@ -546,8 +550,8 @@ class StreamedTable(TableDataset, IterableDataset[Record]):
             columns, bad = self._converted(batch)
             piece = Rows.in_memory(columns, self._stored, self._ragged, **{BAD: bad})
             piece.starts = np.full(number + 1, -first)
-            own = self._own(number, before, np.arange(first, first + batch.num_rows)) - first
-            yield from zip(repeat(piece), own.tolist(), strict=False)
+            rows = self._own(number, before, np.arange(first, first + batch.num_rows)) - first
+            yield from zip(repeat(piece), rows.tolist(), strict=False)
             first += batch.num_rows
 
     def _own(self, number: int, before: int, rows: IntArray) -> IntArray:

@@ -224,6 +224,59 @@ def test_a_cell_unlike_those_of_the_first_8_mib(mapped, stream, tmp_path, first,
                 all_of(make(**given, **({"name": "a.csv"} if make is mapped else {})))
 
 
+@pytest.mark.parametrize(
+    ("change", "arguments", "error"),
+    [
+        (lambda text: text, {}, "Row #6002, column 'x': 'wrong' is no int64"),
+        (lambda text: text.replace("\n", "\r\n"), {}, "Row #6002"),
+        (lambda text: text.replace("\n", "\n\n", 3), {}, "'wrong' is no int64"),
+        (lambda text: text.replace("0,", "\r\r0,", 1), {"types": {"x": "text"}}, None),
+        (lambda text: text.split("\n", 1)[1], {"columns": ["x", "text"]}, "Row #6001"),
+        (lambda text: text, {"columns": ["x", "text"], "header": True}, "Row #6002"),
+        (lambda text: text, {"encoding": "utf-16"}, "wrong"),
+        (lambda text: text, {"encoding": "cp949"}, "wrong"),
+        (lambda text: text.replace('"', '" ', 1), {"encoding": "cp949"}, "wrong"),
+    ],
+    ids=["plain", "CRLF", "blank", "CR", "nameless", "names", "utf-16", "cp949", "cp949+1"],
+)
+@pytest.mark.parametrize("line_end", ["", "\n"])
+def test_every_row_behind_the_first_block_comes_once(tmp_path, change, arguments, error, line_end):
+    # 15 MB or more: types are told by the first 8 MiB, and their rows are converted then.
+    words = "\uac00\ub098\ub2e4 " * 300 + line_end
+    text = "x,text\n" + "".join(f'{n},"{words}{n}"\n' for n in range(6_000))
+    file, encoding = tmp_path / "a.csv", arguments.get("encoding", "utf-8")
+    file.write_bytes(change(text).encode(encoding))
+    how = {"val_fraction": 0.0, "cache_dir": str(tmp_path / "c"), **arguments}
+    rows = [
+        (int(one["x"]), int(one["text"].split()[-1]))
+        for one in all_of(MappedTable(str(file), **how))
+    ]
+    assert rows == [(n, n) for n in range(6_000)]
+    if error:
+        file.write_bytes(change(f"{text}wrong,end\n").encode(encoding))
+        with pytest.raises(DataError, match=error):
+            MappedTable(str(file), **how)
+
+
+def test_json_lines_of_another_type_name_their_row(tmp_path):
+    lines = [f'{{"x":{n},"text":"{"word " * 400}"}}' for n in range(6_000)]
+    for value, said in (
+        (
+            '"a"',
+            r"Column\(/x\) changed from number to string in row (\d+) of the block that begins",
+        ),
+        ("1.5", r"parse:1\.5()"),
+    ):
+        lines[5_000] = f'{{"x":{value},"text":""}}'
+        (tmp_path / "a.jsonl").write_text("\n".join(lines))
+        with pytest.raises(DataError, match=f"a.jsonl' .*{said}.*dataset.types") as error:
+            MappedTable(str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path / "c"))
+        found = re.search(rf"{said}.*with row (\d+)", str(error.value))
+        row, first = (int(of or 0) for of in found.groups())
+        assert 4_000 < first <= 5_000
+        assert row in (0, 5_000 - first)
+
+
 def test_files_have_the_types_of_the_first(mapped, stream, tmp_path):
     (tmp_path / "a.csv").write_text("x,y,z\n0.5,a,1\n")
     (tmp_path / "b.csv").write_text("z,x,y\n2,3,7\n4,5,6\n")
