@@ -17,7 +17,7 @@ bytes of the first, and the server's CPU seconds; then first epochs as ratios to
 the bytes a second as a share of what the connections could bring. `--half` gives ours a cache of
 half of the data, and reports the bytes of the second epoch beside the least that any cache of this
 size has to fetch (each row is needed once an epoch; of an archive with its headers), and requests a
-row.
+row; memory holds 256 MB and what is fetched ahead beside it, so take much more data, by `--images`.
 
 PYTHON is one of an environment that has `litdata`, `obstore`, `zstd` and `webdataset`; peers decode
 by Pillow, as their users do. `--against FOLDER` takes ours from another checkout, too. What else is

@@ -37,8 +37,9 @@ class CacheFolder:
         """
 
         lengths = map(length, watched(texts, count, "counting tokens"))
-        made = self.arrays(name, lambda: {"lengths": np.fromiter(lengths, np.int32, count)})
-        return made["lengths"]
+        return self.arrays(name, lambda: {"lengths": np.fromiter(lengths, np.int32, count)})[
+            "lengths"
+        ]
 
     def arrays(self, name: str, make: Callable[[], NamedArrays]) -> NamedArrays:
         """The arrays of `make`, kept in the folder `name` and mapped.

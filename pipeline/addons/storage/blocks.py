@@ -145,8 +145,11 @@ class BlockCache:
     def missing(self, item: Object) -> list[int]:
         """The blocks of an object that the cache lacks; of an empty one the first, if it has no
         file."""
-        blocks = item.blocks(0, item.size) or range(1)
-        return [block for block in blocks if self.read(item, *item.bounds(block)) is None]
+        return [
+            block
+            for block in item.blocks(0, item.size) or range(1)
+            if self.read(item, *item.bounds(block)) is None
+        ]
 
     def write(self, item: Object, block: int, content: bytes | memoryview) -> None:
         """Keep a block.
@@ -174,6 +177,11 @@ class BlockCache:
             f"the cache of remote files, {str(self.folder)!r}, cannot be written: "
             f"{error.strerror or error}. Make room there, or set files.cache_dir to another disk."
         )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for one more block, and nothing makes any."""
+        return self.used + BLOCK > self.limit and not self._stale
 
     def admits(self, size: int) -> bool:
         """Whether there is room for so many more bytes, which then belong to the caller."""

@@ -193,10 +193,10 @@ class Client:
         ]
         if unknown:
             self._known |= zip(unknown, self._request("look", unknown), strict=True)
-        states = map(self._known.get, addresses)
         return [
-            state and Object.of(address, state[0], state[1], self._endpoint)
-            for address, state in zip(addresses, states, strict=True)
+            (state := self._known.get(address))
+            and Object.of(address, state[0], state[1], self._endpoint)
+            for address in addresses
         ]
 
     def look(self, addresses: Sequence[str]) -> list[Object]:
@@ -307,10 +307,12 @@ class Client:
         """
         if not self.files.ahead:
             return 0.0
+        self._request("want", spans)
         # Whole blocks count: most of a block is not needed yet if small rows come in random order.
-        blocks = [(item, item.blocks(start, stop)) for item, start, stop in spans]
-        self._request("want", blocks)
-        return sum(min(len(of) * BLOCK, item.size) for item, of in blocks) / self.files.ahead
+        return (
+            sum(min(len(item.blocks(*span)) * BLOCK, item.size) for item, *span in spans)
+            / self.files.ahead
+        )
 
     def folder(self, address: str) -> RemoteRoot:
         """A folder, which is listed when it is first used."""

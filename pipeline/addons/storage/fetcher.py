@@ -7,8 +7,9 @@ name of a method of `Fetcher` with its arguments. The answer is its result, or a
 
 A thread for each client reads its requests, and all else is done by one thread, so a semaphore is a
 number, "who fetches this block" is a dict, and nothing needs a lock. What a reader waits for goes
-first, then what is wanted, in its order; neighbours are one request of up to 2 MiB. Blocks that the
-cache does not admit, because it or its disk is full, stay in memory until newer ones need the room.
+first, then what is wanted, in its order; neighbours are one request of up to 2 MiB. When the cache
+or its disk is full, only what is needed of a block is fetched; it stays in memory until newer
+pieces need the room.
 
 obstore does the requests, and tries again what may pass. It must not be used in a process that
 forks, as those with workers do: its threads are gone in the child, which hangs. Neither torch nor
@@ -29,6 +30,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -47,7 +49,9 @@ from penstock.errors import ConfigError, DataError, Problem, UnreachableError
 
 MOST = 2 << 20  # bytes of one request
 _URGENT = 1 << 20  # of one that a reader waits for: what it brings along must not hold it up
-_LEAST = 64 << 20  # bytes of memory for blocks that the cache does not admit, beside `ahead`
+# Bytes of memory for what the cache does not admit, beside `ahead`: of streams, too, whose records
+# are shuffled after their headers were read.
+_LEAST = 256 << 20
 # Expired keys are an error 400 in S3, so denials are looked for first.
 _DENIALS = "ExpiredToken|status code: 40[13]"
 _CREDENTIALS = (
@@ -68,7 +72,7 @@ _FOR_GOOD = {
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Key = tuple[str, int]  # entry of an object, number of a block
+Piece = tuple[str, int, int]  # entry of an object, and where a block or a part of one lies in it
 
 
 def parse(address: str) -> tuple[str, str, str]:
@@ -102,16 +106,16 @@ class Fetcher:
         self.cache = BlockCache(Path(options["folder"]), options["limit"])
         self._stores: dict[tuple[str, str], Any] = {}
         self._slots = asyncio.Semaphore(options["concurrency"])
-        self._due: dict[Key, asyncio.Future[memoryview]] = {}  # all blocks that are to come
+        self._due: dict[Piece, asyncio.Future[memoryview]] = {}  # all that are to come
         # Those of them that no request brings yet; whether somebody only wants them ahead.
-        self._queued: dict[Key, bool] = {}
-        # In the order of requests: whether it is only wanted, since when, and its first block.
-        self._queue: asyncio.PriorityQueue[tuple[bool, float, Object, int]] = (
+        self._queued: dict[Piece, bool] = {}
+        self._starting: dict[tuple[str, int], Piece] = {}  # the last of them that begins there
+        # In the order of requests: whether it is only wanted, since when, and its first piece.
+        self._queue: asyncio.PriorityQueue[tuple[bool, float, Object, Piece]] = (
             asyncio.PriorityQueue()
         )
-        # What the cache does not admit, the oldest first; other rows may lie in the same blocks.
-        self._memory: dict[Key, bytes] = {}
-        self._most = (options["ahead"] + _LEAST) // BLOCK  # of these blocks
+        self._memory: dict[Piece, bytes] = {}  # what the cache does not admit, the oldest first
+        self._room = options["ahead"] + _LEAST  # bytes that are left for it
         self._served: dict[str, str] = {}  # what a web server says of a file in a folder's index
         self._loop = asyncio.get_running_loop()
         self.tasks = [self._loop.create_task(self._work()) for _ in range(options["concurrency"])]
@@ -124,16 +128,18 @@ class Fetcher:
         endpoint, profile = more.pop("endpoint_url", None), more.pop("profile", None)
         if more.pop("anon", False):
             more["skip_signature"] = True
-        more["client_options"] = {
-            "timeout": timedelta(hours=1),  # a request may take long, as long as something comes
-            "read_timeout": silence,
-            "connect_timeout": silence,
-            "allow_http": scheme != "https" and not str(endpoint).startswith("https"),
-        }
-        more["retry_config"] = {
-            "max_retries": self._options["retries"],
-            "retry_timeout": timedelta(hours=1),
-            "backoff": {"init_backoff": timedelta(seconds=self._options["first_wait"])},
+        more |= {
+            "client_options": {
+                "timeout": timedelta(hours=1),  # as long as something comes
+                "read_timeout": silence,
+                "connect_timeout": silence,
+                "allow_http": scheme != "https" and not str(endpoint).startswith("https"),
+            },
+            "retry_config": {
+                "max_retries": self._options["retries"],
+                "retry_timeout": timedelta(hours=1),
+                "backoff": {"init_backoff": timedelta(seconds=self._options["first_wait"])},
+            },
         }
         if scheme == "s3":
             # Endpoint, region, profile and credentials as AWS tools read them: by botocore. Its
@@ -203,8 +209,9 @@ class Fetcher:
 
         async def once(store: Any, path: str) -> memoryview:
             # Without a range for all of it: some web servers send only whole files.
-            part: Any = {} if is_all else {"range": (start, stop)}
-            answer = await obstore.get_async(store, path, options=part)
+            answer = await obstore.get_async(
+                store, path, options={} if is_all else {"range": (start, stop)}
+            )
             content, size = memoryview(await answer.bytes_async()), answer.meta["size"]
             version, wanted = version_of(item.address, answer.meta), item.version
             if is_indexed and is_all:
@@ -222,79 +229,99 @@ class Fetcher:
 
         return await self._result(item.address, once)
 
-    # --- Blocks
+    # --- Pieces
 
-    async def _span(self, item: Object, start: int, stop: int) -> bytes:
-        """Bytes start .. stop-1 of an object, whose blocks are fetched before what is wanted."""
-        blocks = item.blocks(start, stop)
-        pieces = await asyncio.gather(*(self._block(item, block) for block in blocks))
-        first = blocks.start * BLOCK
-        return b"".join(pieces)[start - first : stop - first]
+    def _pieces(self, spans: Sequence[tuple[Object, int, int]]) -> list[list[Piece]]:
+        """What bytes start .. stop-1 of each object are read from: blocks; of those that a full
+        cache would not keep, only what is needed."""
+        needed = Counter(
+            (item.entry, block) for item, start, stop in spans for block in item.blocks(start, stop)
+        )
+        return [
+            [
+                piece
+                if not self.cache.is_full
+                or needed[item.entry, block]
+                > 3  # then others like these may follow, as in `Blocks`
+                or piece in self._due
+                or piece in self._memory
+                or self.cache.has(item, block)
+                else (item.entry, max(piece[1], start), min(piece[2], stop))
+                for block in item.blocks(start, stop)
+                for piece in [(item.entry, *item.bounds(block))]
+            ]
+            for item, start, stop in spans
+        ]
 
-    async def _block(self, item: Object, block: int) -> bytes | memoryview:
-        key = item.entry, block
-        if key not in self._due:
-            content = self._memory.get(key) or self.cache.read(item, *item.bounds(block))
-            if content is not None:
-                return content
-        return await self._enqueue(item, block, is_wanted=False)
+    async def _span(self, item: Object, start: int, stop: int, pieces: Sequence[Piece]) -> bytes:
+        """Bytes start .. stop-1 of an object, whose pieces are fetched before what is wanted."""
+        contents = await asyncio.gather(*(self._content(item, piece) for piece in pieces))
+        return b"".join(contents)[start - pieces[0][1] : stop - pieces[0][1]]
 
-    def _enqueue(self, item: Object, block: int, is_wanted: bool) -> asyncio.Future[memoryview]:
-        """Let a request bring a block."""
-        key = item.entry, block
-        if key not in self._due:
-            self._due[key] = self._loop.create_future()
-            self._queued[key] = True
-        if key in self._queued:  # perhaps once more, as it is waited for now
-            self._queued[key] &= is_wanted
-            self._queue.put_nowait((is_wanted, time.monotonic(), item, block))
-        return self._due[key]
+    async def _content(self, item: Object, piece: Piece) -> bytes | memoryview:
+        content = None
+        if piece not in self._due:
+            content = self._memory.get(piece) or self.cache.read(item, *piece[1:])
+        return content or await self._enqueue(item, piece, is_wanted=False)
+
+    def _enqueue(self, item: Object, piece: Piece, is_wanted: bool) -> asyncio.Future[memoryview]:
+        """Let a request bring a piece."""
+        if piece not in self._due:
+            self._due[piece], self._queued[piece] = self._loop.create_future(), True
+            self._starting[piece[:2]] = piece
+        if piece in self._queued:  # perhaps once more, as it is waited for now
+            self._queued[piece] &= is_wanted
+            self._queue.put_nowait((is_wanted, time.monotonic(), item, piece))
+        return self._due[piece]
 
     async def _work(self) -> None:
-        """Bring blocks, by one request at a time."""
+        """Bring pieces, by one request at a time."""
         while True:
-            is_wanted, _, item, first = await self._queue.get()
-            last, most = first, (MOST if is_wanted else _URGENT) // BLOCK
+            is_wanted, _, item, piece = await self._queue.get()
+            pieces, end = list[Piece](), piece[1] + (MOST if is_wanted else _URGENT)
             # Neighbours that no request brings yet come with it.
-            while last - first < most and (item.entry, last) in self._queued:
-                del self._queued[item.entry, last]
-                last += 1
-            if last > first:  # else another request has brought it
-                await self._fetch(item, range(first, last))
+            while piece in self._queued and piece[2] <= end:
+                del self._queued[piece]
+                self._starting.pop(piece[:2], None)
+                pieces.append(piece)
+                piece = self._starting.get((item.entry, piece[2]), piece)
+            if pieces:  # else another request has brought it
+                await self._fetch(item, pieces)
 
-    async def _fetch(self, item: Object, blocks: range) -> None:
-        """Bring neighbouring blocks, and give them to those who wait for them."""
-        # Readers wait for futures and not for this request: they may want other blocks, too.
-        futures = {block: self._due[item.entry, block] for block in blocks}
+    async def _fetch(self, item: Object, pieces: Sequence[Piece]) -> None:
+        """Bring neighbouring pieces, and give them to those who wait for them."""
+        # Readers wait for futures and not for this request: they may want other pieces, too.
+        futures = [self._due[piece] for piece in pieces]
         try:
-            start, stop = blocks.start * BLOCK, min(blocks.stop * BLOCK, item.size)
-            content = await self._get(item, start, stop)
-            for block, future in futures.items():
-                piece = content[block * BLOCK - start :][:BLOCK]
-                self._keep(item, block, piece)
-                future.set_result(piece)
+            start = pieces[0][1]
+            content = await self._get(item, start, pieces[-1][2])
+            for piece, future in zip(pieces, futures, strict=True):
+                part = content[piece[1] - start : piece[2] - start]
+                self._keep(item, piece, part)
+                future.set_result(part)
         except Exception as error:
-            for future in futures.values():
+            for future in futures:
                 future.set_exception(error)
                 future.exception()  # perhaps nobody waits for it
             # The reader of a row that is wanted meets the error, and there is no storm before.
             for key in [key for key, is_wanted in self._queued.items() if is_wanted]:
                 del self._queued[key], self._due[key]
-        for block in blocks:
-            del self._due[item.entry, block]
+        for piece in pieces:
+            del self._due[piece]
 
-    def _keep(self, item: Object, block: int, content: memoryview) -> None:
-        """Put a block into the cache, or into memory if that has no room."""
-        if self.cache.admits(len(content)):
+    def _keep(self, item: Object, piece: Piece, content: memoryview) -> None:
+        """Put a block into the cache, or into memory if that has no room, as a part of one."""
+        if piece[1:] == item.bounds(piece[1] // BLOCK) and self.cache.admits(len(content)):
             try:
-                self.cache.write(item, block, content)
+                self.cache.write(item, piece[1] // BLOCK, content)
                 return
             except OSError as error:
                 self.cache.limit = self.cache.used  # a full disk is a full cache
                 _log.warning("%s Until then, nothing more is kept.", self.cache.refusal(error))
-        self._memory[item.entry, block] = bytes(content)  # not all that came with it
-        if len(self._memory) > self._most:
-            del self._memory[next(iter(self._memory))]
+        self._memory[piece] = bytes(content)  # not all that came with it
+        self._room -= len(content)
+        while self._room < 0:
+            self._room += len(self._memory.pop(next(iter(self._memory))))
 
     # --- Requests of clients
 
@@ -310,7 +337,11 @@ class Fetcher:
                     state = answer.meta["size"], version_of(address, answer.meta)
                     if is_few and 0 < state[0] <= BLOCK:  # of another, the connection closes
                         content = memoryview(await answer.bytes_async())
-                        self._keep(Object.of(address, *state, endpoint), 0, content)
+                        self._keep(
+                            item := Object.of(address, *state, endpoint),
+                            (item.entry, 0, item.size),
+                            content,
+                        )
                     return state
                 return None
 
@@ -333,15 +364,21 @@ class Fetcher:
 
     async def read(self, spans: Sequence[tuple[Object, int, int]]) -> list[bytes]:
         """Bytes start .. stop-1 of each object, whose blocks the cache keeps if it has room."""
-        return await asyncio.gather(*(self._span(*each) for each in spans))
+        return await asyncio.gather(
+            *(self._span(*span, own) for span, own in zip(spans, self._pieces(spans), strict=True))
+        )
 
-    async def want(self, blocks: Sequence[tuple[Object, range]]) -> None:
-        """Fetch blocks when nothing is waited for."""
-        for item, numbers in blocks:
-            for block in numbers:
-                key = item.entry, block
-                if not (key in self._due or key in self._memory or self.cache.has(item, block)):
-                    self._enqueue(item, block, is_wanted=True)
+    async def want(self, spans: Sequence[tuple[Object, int, int]]) -> None:
+        """Fetch bytes start .. stop-1 of each object when nothing is waited for."""
+        # No more of one than there is room for: who reads on wants the rest later.
+        most = max(self._options["ahead"], self.cache.limit - self.cache.used)
+        spans = [(item, start, min(stop, start + most)) for item, start, stop in spans]
+        for (item, *_), pieces in zip(spans, self._pieces(spans), strict=True):
+            for piece in pieces:
+                if piece in self._memory:  # perhaps of an earlier epoch: from now on the newest
+                    self._memory[piece] = self._memory.pop(piece)
+                elif not (piece in self._due or self.cache.has(item, piece[1] // BLOCK)):
+                    self._enqueue(item, piece, is_wanted=True)
 
     async def send(
         self, folder: Path, names: Sequence[str], last: str, address: str, key: str

@@ -23,7 +23,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from penstock.addons.storage.blocks import Object
+from penstock.addons.storage.blocks import BLOCK, Object
 from penstock.addons.storage.rows import RowSplit
 from penstock.datasets.files import DataFile, Files, Root, local_file, open_root
 from penstock.errors import ConfigError, DataError, Problem
@@ -139,10 +139,8 @@ class RecordFiles:
         self, total: int, split: str, val_fraction: float, seed: int, test_fraction: float
     ) -> RowSplit:
         """The rows of a split, of so many in these files."""
-        if self.whole:
-            return RowSplit(total)
-        val_fraction, test_fraction = self.shares(val_fraction, test_fraction)
-        return RowSplit(total, split, val_fraction, seed, test_fraction)
+        val, test = self.shares(val_fraction, test_fraction)
+        return RowSplit(total) if self.whole else RowSplit(total, split, val, seed, test)
 
     def read(self, spans: Spans) -> list[bytes | memoryview]:
         """The bytes of each span; from a store, all that are missing by one request.
@@ -177,9 +175,20 @@ class RecordFiles:
         stop = min(stop, int(self.sizes[file]))
         return self.read(Spans(*(np.array([n]) for n in (file, min(start, stop), stop))))[0]
 
-    def open(self, file: int) -> BinaryIO:
-        """A file, open for reading at any position; only what is read of it is fetched."""
-        return _Reader(self, file) if self.is_remote else self.path(file).open("rb")
+    def open(self, file: int, ahead: bool = False) -> BinaryIO:
+        """A file, open for reading at any position; only what is read of it is fetched.
+
+        Args:
+            ahead: it is read forwards: fetch the next `files.ahead` bytes, too.
+        """
+        return (
+            self.path(file).open("rb")
+            if not self.is_remote
+            # Blocks come whole, and each small piece of one would cost as much to read.
+            else io.BufferedReader(_Reader(self, file, ahead), BLOCK)
+            if ahead
+            else _Reader(self, file, ahead)
+        )
 
     def path(self, file: int) -> Path:
         """A path of this machine with all of a file; from a store, it is fetched into the cache."""
@@ -241,8 +250,9 @@ class RecordFiles:
 class _Reader(io.BufferedIOBase, BinaryIO):
     """A file at an address as a file object."""
 
-    def __init__(self, files: RecordFiles, file: int) -> None:
-        self._read, self._item, self._at = files.files.remote.read, files._items[file], 0
+    def __init__(self, files: RecordFiles, file: int, ahead: bool) -> None:
+        self._remote, self._item, self._at = files.files.remote, files._items[file], 0
+        self._ahead = files.files.ahead // BLOCK * BLOCK * ahead
 
     def readable(self) -> bool:
         return True
@@ -250,14 +260,19 @@ class _Reader(io.BufferedIOBase, BinaryIO):
     seekable = readable
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._item.size}[whence]
-        self._at = max(0, start + offset)
+        # In the order of SEEK_SET, SEEK_CUR and SEEK_END.
+        self._at = max(0, (0, self._at, self._item.size)[whence] + offset)
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
         stop = self._item.size if size is None or size < 0 else self._at + size
-        content = bytes(self._read([(self._item, self._at, min(stop, self._item.size))])[0])
-        self._at += len(content)
+        # Forwards, to the end of a block, as they are wanted: a raw read may be short.
+        first = self._at // BLOCK * BLOCK if self._ahead else self._at
+        last = first + BLOCK if self._ahead else stop
+        if 0 < self._ahead < self._item.size - first:
+            self._remote.want([(self._item, first + self._ahead, last + self._ahead)])
+        (whole,) = self._remote.read([(self._item, first, min(last, self._item.size))])
+        self._at += len(content := bytes(whole[self._at - first : stop - first]))
         return content
 
 

@@ -58,8 +58,9 @@ class RowSplit(TableRows):
         left = np.delete(rows, val)
         tests = min(val_count(total, test_fraction), len(left))
         test = _chosen(len(left), tests, hash64(hash64(seed, "test"), "row split"))
-        parts = {"val": rows[val], "test": left[test], "train": np.delete(left, test)}
-        super().__init__(parts[split])
+        super().__init__(
+            {"val": rows[val], "test": left[test], "train": np.delete(left, test)}[split]
+        )
 
 
 def _chosen(total: int, runs: int, key: int) -> IntArray:
@@ -78,6 +79,5 @@ def rows_before(rows: TableRows, bounds: IntArray) -> IntArray:
 
 def no_column(name: object, known: Sequence[str]) -> str:
     """A message about a column that is not there."""
-    near = get_close_matches(str(name), known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = "".join(f"; did you mean {near!r}?" for near in get_close_matches(str(name), known, n=1))
     return f"there is no column {name!r}{hint} (there are {', '.join(known)})"

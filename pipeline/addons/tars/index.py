@@ -163,7 +163,7 @@ def make(
     files: RecordFiles, number: int, dots: Dots = "first", limits: Limits | None = None
 ) -> Index:
     """The index of one of the archives, by reading its headers; DataError if it is damaged."""
-    with files.open(number) as file:
+    with files.open(number, ahead=True) as file:
         samples = [*read_samples(files.addresses[number], file, dots, limits)]
     parts = [part for sample in samples for part in sample.parts.items()]
     # Texts of a fixed width, which can be mapped; names within an archive are about as long.

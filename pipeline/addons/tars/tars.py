@@ -291,8 +291,7 @@ class TarShards(Tars, IterableDataset[Record]):
 
     def read_shard(self, shard: int) -> Iterator[Record]:
         """Samples of one archive that are in this split."""
-        # Blocks of a store come whole, and each small piece of one would cost as much to read.
-        with io.BufferedReader(self.files.open(shard), 1 << 18) as file:  # type: ignore[type-var]
+        with self.files.open(shard, ahead=True) as file:
             for sample in index.read_samples(
                 self.files.addresses[shard], file, self._dots, self._limits
             ):

@@ -112,6 +112,55 @@ def test_a_full_cache_keeps_what_it_has(folder, tmp_path):
         assert all(path.stat().st_mtime > 1000 for path in blocks.rglob("*.bin"))
 
 
+@pytest.fixture
+def large(tmp_path):
+    (tmp_path / "large").mkdir()
+    content = np.random.default_rng(0).bytes(40 * BLOCK)
+    (tmp_path / "large/a.bin").write_bytes(content)
+    return content
+
+
+def test_a_full_cache_is_read_by_rows_and_not_by_blocks(large, tmp_path):
+    with bucket(tmp_path / "large", tmp_path, cache_size=2 * BLOCK) as (shelf, files):
+        there, size = RecordFiles.of("s3://data", [".bin"], files), 5000
+        there.at(0, 0, 2 * BLOCK)  # now it is full
+        shelf.sent = 0
+        # One row in each block, or in two.
+        starts = np.random.default_rng(1).permutation(np.arange(3, 38) * BLOCK + BLOCK - size // 2)
+        spans = Spans(np.zeros(len(starts), int), starts, starts + size)
+        for some in np.array_split(np.arange(len(starts)), 5):
+            part = Spans(*(each[some] for each in spans))
+            there.want(part)
+            rows = [large[start : start + size] for start in starts[some].tolist()]
+            assert [*map(bytes, there.read(part))] == rows
+        sent = shelf.sent
+        assert sent == size * len(starts)
+        # Many rows of a block at a time, as `sampler=blocks` has them, bring all of it.
+        starts = 38 * BLOCK + 2 * size * np.arange(26)
+        rows = Spans(np.zeros(26, int), starts, starts + size)
+        there.want(Spans(*(each[::5] for each in rows)))
+        assert [*map(bytes, there.read(rows))] == [large[at : at + size] for at in starts.tolist()]
+        assert shelf.sent == sent + BLOCK
+
+
+def test_a_file_that_is_read_forwards_comes_little_ahead(large, tmp_path):
+    how = {"cache_size": 2 * BLOCK, "ahead": 8 * BLOCK}
+    with bucket(tmp_path / "large", tmp_path, **how) as (shelf, files):
+        there = RecordFiles.of("s3://data", [".bin"], files)
+        shelf.sent = 0
+        there.want(there.whole_of([0]))
+        with there.open(0, ahead=True) as opened:
+            read, most = b"", 0
+            while piece := opened.read(50_000):
+                read += piece
+                most = max(most, shelf.sent - len(read))
+        assert read == large
+        sent = shelf.sent
+        assert sent == len(large), "each byte comes once"
+        # What is wanted and what is read, and a request of 2 MiB that neighbours belong to.
+        assert most <= (8 + 1 + 8) * BLOCK
+
+
 def test_what_a_crash_has_torn_is_fetched_again(folder, tmp_path):
     with bucket(folder, tmp_path) as (_, files):
         assert all_of(RecordFiles.of("s3://data", [".bin"], files)) == contents(folder)
