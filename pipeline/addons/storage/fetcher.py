@@ -318,8 +318,8 @@ class Fetcher:
             except OSError as error:
                 self.cache.limit = self.cache.used  # a full disk is a full cache
                 _log.warning("%s Until then, nothing more is kept.", self.cache.refusal(error))
+        self._room += len(self._memory.pop(piece, b"")) - len(content)
         self._memory[piece] = bytes(content)  # not all that came with it
-        self._room -= len(content)
         while self._room < 0:
             self._room += len(self._memory.pop(next(iter(self._memory))))
 

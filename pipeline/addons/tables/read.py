@@ -194,10 +194,15 @@ class TableFile:
         reader = self._text_reader(pa.BufferReader(block), None)
         schema, content = reader.schema, np.frombuffer(block, np.uint8)
         # Where pyarrow skips rows it counts blank lines, which are none: there shall be no doubt.
+        # Part by part, as below.
         if (
-            (self.is_text and is_utf8)
-            and not (content == ord("\r")).any()
-            and (np.diff(np.flatnonzero(content == ord("\n")), prepend=-1) > 1).all()
+            self.is_text
+            and is_utf8
+            and bytes(content[:1]) != b"\n"
+            and not any(
+                (part == ord("\r")).any() or (np.diff(np.flatnonzero(part == ord("\n"))) < 2).any()
+                for part in (content[at : at + 262_145] for at in range(0, len(content), 262_144))
+            )
         ):
             self.head = next(iter(reader), None)
         # Text in another encoding looks like bytes, and is refused with its row.
