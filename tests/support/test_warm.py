@@ -74,3 +74,14 @@ def test_it_ends_as_a_program_ends(code, returned, said):
     assert done.returncode == returned
     assert said in done.stderr
     assert (said == "") == (done.stderr == "")
+
+
+def test_its_server_may_begin_in_a_folder_that_has_tests_of_its_own(tmp_path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/__init__.py").write_text("")
+    code = (
+        f"import os, sys; from tests.support import warm; os.chdir({str(tmp_path)!r}); "
+        "sys.exit(warm.run([sys.executable, '-c', 'import sys; sys.exit(7)']).returncode)"
+    )
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=warm.ROOT, timeout=600, check=False).returncode == 7

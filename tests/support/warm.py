@@ -139,7 +139,8 @@ def _ensure_server():
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     _context.set_forkserver_preload(["tests.support.preload"])
-    forkserver.ensure_running()
+    with contextlib.chdir(ROOT):  # it imports from here; a test may be in a project with `tests`
+        forkserver.ensure_running()
     os.environ.clear()
     os.environ.update(kept)
 

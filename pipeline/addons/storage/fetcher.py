@@ -234,6 +234,7 @@ class Fetcher:
     def _pieces(self, spans: Sequence[tuple[Object, int, int]]) -> list[list[Piece]]:
         """What bytes start .. stop-1 of each object are read from: blocks; of those that a full
         cache would not keep, only what is needed."""
+        # Where several rows of a block are needed at once, as by `Blocks`, others follow.
         needed = Counter(
             (item.entry, block) for item, start, stop in spans for block in item.blocks(start, stop)
         )
@@ -241,8 +242,7 @@ class Fetcher:
             [
                 piece
                 if not self.cache.is_full
-                or needed[item.entry, block]
-                > 3  # then others like these may follow, as in `Blocks`
+                or needed[item.entry, block] > 3
                 or piece in self._due
                 or piece in self._memory
                 or self.cache.has(item, block)

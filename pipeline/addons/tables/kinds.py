@@ -118,7 +118,7 @@ def choose_fields(schema: pa.Schema, fields: Fields | None, key: str) -> list[Ta
         ConfigError: there is no such column or kind, or a column is not of it.
     """
     if fields is None:
-        fields = {of: kind for of in schema.names if (kind := _own_kind(schema, of, of))}
+        fields = {name: kind for name in schema.names if (kind := _own_kind(schema, name, name))}
         # Samples of sound mean little without their rate; with two columns, whose is it?
         audio = [name for name, kind in fields.items() if kind == "audio"]
         if len(audio) == 1 and "rate" not in schema.names:
@@ -160,8 +160,8 @@ def _own_kind(schema: pa.Schema, column: str, field: str) -> Kind | None:
     possible, feature = kinds_of(schema.field(column).type), written(schema, column).get("_type")
     if "label" in possible and (field == "label" or feature == "ClassLabel"):
         return "label"
-    written_kind = _WRITTEN.get(str(feature)) if "bytes" in possible else None
-    return written_kind or next(iter(possible), None)
+    described = _WRITTEN.get(str(feature)) if "bytes" in possible else None
+    return described or next(iter(possible), None)
 
 
 def stored_field(field: TableField, schema: pa.Schema) -> Field:
@@ -268,7 +268,7 @@ def label_numbers(
     texts = [*map(str, coded.dictionary.cast(kind).to_pylist())]
     if classes is None:
         # A number below 0 is no class.
-        for text in [of for of in texts if kind != pa.int64() or of[0] != "-"]:
+        for text in filter(lambda text: kind != pa.int64() or text[0] != "-", texts):
             codes.setdefault(text, len(codes))
     else:
         codes = {text: number for number, text in enumerate(classes)}

@@ -226,10 +226,12 @@ class TableFile:
         with pa.input_stream(self._path, compression="detect") as stream:
             if not text.longest:
                 # A person, or other files, may say other types than its first block does.
-                head = [of for of in (self.head,) if of is not None and of.schema == self.schema]
-                yield from head
+                is_converted = self.head is not None and self.head.schema == self.schema
+                yield from [self.head] * is_converted
                 yield from self._text_reader(
-                    pa.TransformInputStream(stream, counted), columns, sum(map(len, head))
+                    pa.TransformInputStream(stream, counted),
+                    columns,
+                    len(self.head) if is_converted else 0,
                 )
             elif content := stream.read().decode(text.encoding).removeprefix("\ufeff"):
                 by_line = self.name.lower().endswith(_TEXT) if text.lines is None else text.lines
