@@ -226,12 +226,10 @@ class TableFile:
         with pa.input_stream(self._path, compression="detect") as stream:
             if not text.longest:
                 # A person, or other files, may say other types than its first block does.
-                is_converted = self.head is not None and self.head.schema == self.schema
-                yield from [self.head] * is_converted
+                head = self.head if self.head and self.head.schema == self.schema else []
+                yield from [head] if head else []
                 yield from self._text_reader(
-                    pa.TransformInputStream(stream, counted),
-                    columns,
-                    len(self.head) if is_converted else 0,
+                    pa.TransformInputStream(stream, counted), columns, len(head)
                 )
             elif content := stream.read().decode(text.encoding).removeprefix("\ufeff"):
                 by_line = self.name.lower().endswith(_TEXT) if text.lines is None else text.lines
