@@ -252,7 +252,7 @@ class _Reader(io.BufferedIOBase, BinaryIO):
 
     def __init__(self, files: RecordFiles, file: int, ahead: bool) -> None:
         self._remote, self._item, self._at = files.files.remote, files._items[file], 0
-        self._ahead = files.files.ahead // BLOCK * BLOCK * ahead
+        self._ahead = files.files.ahead // BLOCK * BLOCK if ahead else 0
 
     def readable(self) -> bool:
         return True

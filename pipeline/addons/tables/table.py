@@ -457,10 +457,9 @@ class MappedTable(TableDataset, Dataset[Sample]):
             for rows in np.array_split(np.arange(self._pack.count), 1 + self._pack.count // 4096)
             for text in self._pack.values(field, rows)
         )
-        cache = CacheFolder(self._cache_dir, f"lengths-{Path(self._pack.folder).name}")
-        return cache.text_lengths(fingerprint([field, name])[:16], texts, self._pack.count, length)[
-            self.rows.rows(np.arange(len(self)))
-        ]
+        return CacheFolder(self._cache_dir, f"lengths-{Path(self._pack.folder).name}").text_lengths(
+            fingerprint([field, name])[:16], texts, self._pack.count, length
+        )[self.rows.rows(np.arange(len(self)))]
 
     @property
     def metadata(self) -> Table:
@@ -533,7 +532,9 @@ class StreamedTable(TableDataset, IterableDataset[Record]):
         self.rows = None if None in lengths else self._rows_of(int(self._bounds[-1]))
 
     def __len__(self) -> int:
-        return len(self.rows)  # type: ignore[arg-type]  # a TypeError, where files do not say it
+        if self.rows is None:
+            raise TypeError("files of text do not say how many rows they have")
+        return len(self.rows)
 
     def __iter__(self) -> Iterator[Record]:
         return chain.from_iterable(map(self.read_shard, self.shards()))
@@ -555,8 +556,8 @@ class StreamedTable(TableDataset, IterableDataset[Record]):
             columns, bad = self._converted(batch)
             piece = Rows.in_memory(columns, self._stored, self._ragged, **{BAD: bad})
             piece.starts = np.full(number + 1, -first)
-            rows = self._own(number, before, np.arange(first, first + batch.num_rows)) - first
-            yield from zip(repeat(piece), rows.tolist(), strict=False)
+            own = self._own(number, before, np.arange(first, first + batch.num_rows)) - first
+            yield from zip(repeat(piece), own.tolist(), strict=False)
             first += batch.num_rows
 
     def _own(self, number: int, before: int, rows: IntArray) -> IntArray:
