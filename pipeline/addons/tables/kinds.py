@@ -160,8 +160,8 @@ def _own_kind(schema: pa.Schema, column: str, field: str) -> Kind | None:
     possible, feature = kinds_of(schema.field(column).type), written(schema, column).get("_type")
     if "label" in possible and (field == "label" or feature == "ClassLabel"):
         return "label"
-    described = _WRITTEN.get(str(feature)) if "bytes" in possible else None
-    return described or next(iter(possible), None)
+    own = next(iter(possible), None)
+    return _WRITTEN.get(str(feature), own) if "bytes" in possible else own
 
 
 def stored_field(field: TableField, schema: pa.Schema) -> Field:

@@ -88,11 +88,11 @@ class PlainText(MappedTable):
             return super()._divided(total)
         # Whole files are divided, so that pages of one book are on one side.
         val, test = files.shares(val, test)
-        encoded = np.array([*map(os.fsencode, files.names)])
-        is_own = np.isin(
-            np.arange(len(files)), split_rows(encoded, self._split, val, seed, None, test)
+        own = split_rows(
+            np.array([*map(os.fsencode, files.names)]), self._split, val, seed, None, test
         )
-        return TableRows(np.flatnonzero(is_own.repeat(self._pack.record["rows"])))
+        of_files = np.repeat(np.arange(len(files)), self._pack.record["rows"])
+        return TableRows(np.flatnonzero(np.isin(of_files, own)))
 
 
 # Stories that are drawn from a small grammar: text that every installation can make. One is about

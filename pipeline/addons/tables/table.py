@@ -550,8 +550,10 @@ class StreamedTable(TableDataset, IterableDataset[Record]):
     def read_shard(self, shard: int) -> Iterator[Record]:
         """Rows of this split in one shard."""
         number, part = self._parts[shard]
-        before = 0 if part is None else int(self._bounds[shard - part])  # rows of earlier files
-        first = 0 if part is None else int(self._bounds[shard]) - before
+        # Rows of earlier files, and of earlier parts of this one.
+        before, first = (
+            (0, 0) if part is None else np.diff(self._bounds[[0, shard - part, shard]]).tolist()
+        )
         for batch in self.source.open(number).batches(self._columns, part):
             columns, bad = self._converted(batch)
             piece = Rows.in_memory(columns, self._stored, self._ragged, **{BAD: bad})
