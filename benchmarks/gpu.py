@@ -68,7 +68,7 @@ def batches(name: str, given: argparse.Namespace) -> Iterator[Any]:
     config = penstock.compose(
         "dataset=image_folder",
         f"dataset.root={folder}",
-        "dataset.val_fraction=0.0",
+        "data.split.val=0.0",
         f"batch.size={given.batch}",
         "batch.tail=drop",
         f"trainer.device={given.device}",

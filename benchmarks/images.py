@@ -121,7 +121,7 @@ def ours(name: str, folder: Path, workers: int) -> Iterator[Any]:
     config = penstock.compose(
         "dataset=image_folder",
         f"dataset.root={folder}",
-        "dataset.val_fraction=0.0",
+        "data.split.val=0.0",
         "transform=images_fast",
         f"transform.train.decode.decoder={name.split()[1]}",
         "loader=fast",

@@ -68,7 +68,7 @@ def overrides(folder: Path, workers: int) -> list[str]:
     return [
         "dataset=image_folder",
         f"dataset.root={folder}",
-        "dataset.val_fraction=0.0",
+        "data.split.val=0.0",
         f"batch.size={BATCH}",
         "batch.tail=drop",
         "trainer.device=cpu",

@@ -30,6 +30,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.datasets.reading.base import Shares
+
 BATCH, COLUMNS = 1024, 20
 NAMES = [f"x{number}" for number in range(COLUMNS)]
 GROUP = 65_536
@@ -92,7 +94,7 @@ def table_of(kind: str, order: str, name: str = "numbers", **more: Any) -> Calla
         from penstock.addons.tables.table import MappedTable
         from penstock.loading.collate import Pad
 
-        dataset = MappedTable(str(root / kind / name), val_fraction=0.0, **more)
+        dataset = MappedTable(str(root / kind / name), shares=Shares(0.0), **more)
         collate = Pad(fields=["tokens"]) if name == "mixed" else None
         return loader_of(dataset, order, collate).epoch  # type: ignore[no-any-return]
 
@@ -107,7 +109,7 @@ def stream(buffer: int) -> Callable[[Path], Epoch]:
         from penstock.loading.stream import StreamFetch
         from penstock.order.plan import StreamOrder, StreamPlan
 
-        dataset = StreamedTable(str(root / "parquet" / "numbers"), val_fraction=0.0)
+        dataset = StreamedTable(str(root / "parquet" / "numbers"), shares=Shares(0.0))
         order = StreamOrder(0, buffer, shuffle_shards=buffer > 0)
         fetch = StreamFetch(dataset, None, Stack(), 0, plan=StreamPlan(order, BATCH))
         return Loader(fetch.plan, fetch).epoch
@@ -119,7 +121,7 @@ def arrays(order: str) -> Callable[[Path], Epoch]:
     def epochs(root: Path) -> Epoch:
         from penstock.datasets.arrays import Arrays
 
-        return loader_of(Arrays(str(root / "arrays"), val_fraction=0.0), order).epoch  # type: ignore[no-any-return]
+        return loader_of(Arrays(str(root / "arrays"), shares=Shares(0.0)), order).epoch  # type: ignore[no-any-return]
 
     return epochs
 
@@ -130,7 +132,7 @@ def packed(root: Path) -> Epoch:
     from penstock.addons.tables.table import MappedTable
 
     # Of one field: packing 1,000,000 rows of 21 fields takes minutes.
-    dataset = MappedTable(str(root / "parquet" / "numbers"), val_fraction=0.0, fields=JOINED)
+    dataset = MappedTable(str(root / "parquet" / "numbers"), shares=Shares(0.0), fields=JOINED)
     folder = pack(dataset, "train", Recipe(None), str(root / "packs"))
     return loader_of(Packed(str(folder)), "random").epoch  # type: ignore[no-any-return]
 

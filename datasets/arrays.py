@@ -25,14 +25,14 @@ from penstock.datasets.reading.base import (
     FileDataset,
     Part,
     Sample,
+    Shares,
     Split,
     Table,
-    split_rows,
     table,
 )
 from penstock.errors import DataError
 from penstock.files.data import read_file
-from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
+from penstock.files.limits import DEFAULT, Limits
 from penstock.order.keys import IntArray
 
 
@@ -45,10 +45,9 @@ class Arrays(FileDataset, Dataset[Sample]):
         root: folder of the files; a path or an address.
         split: "train", "val" or "test"; with classes, each gives its share to both.
         inputs, targets, classes: names of the files, relative to `root`.
-        val_fraction, split_seed: share of the rows that validate, and the seed of the split.
+        shares: of the rows that validate and test.
         files: access to addresses.
         limits: bytes of a row, number of rows and of classes.
-        test_fraction: share of the rows that are kept for a test.
 
     Raises:
         DataError: a file is missing, damaged or holds objects; the lengths differ; a label is
@@ -64,11 +63,9 @@ class Arrays(FileDataset, Dataset[Sample]):
         inputs: str = "inputs.npy",
         targets: str = "targets.npy",
         classes: str = "classes.txt",
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
+        shares: Shares = Shares(),
         files: Files | None = None,
         limits: Limits = DEFAULT,
-        test_fraction: Fraction = 0.0,
     ) -> None:
         folder = open_root(root, f"{inputs!r} and {targets!r}", files)
         self._inputs = MappedArray(FolderFile(folder, inputs), "dataset.inputs", limits)
@@ -84,7 +81,7 @@ class Arrays(FileDataset, Dataset[Sample]):
         if self._targets.dtype.kind in "biu" and len(self._targets.shape) == 1:
             labels = read_labels(self._targets, "dataset.targets", limits)
             self.classes = class_names(FolderFile(folder, classes), labels, limits)
-        self.rows = split_rows(total, split, val_fraction, split_seed, labels, test_fraction)
+        self.rows = shares.rows(split, total, labels)
         self.labels = None if labels is None else labels[self.rows]
 
     def __len__(self) -> int:

@@ -28,14 +28,14 @@ from penstock.datasets.reading.base import (
     FolderDataset,
     Part,
     Sample,
+    Shares,
     Split,
     Table,
-    split_rows,
     table,
 )
 from penstock.datasets.reading.image import Orientation, Reader, check_reader, read_image
 from penstock.errors import DataError
-from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
+from penstock.files.limits import DEFAULT, Limits
 
 POSES = ("ahead", "left", "right")  # as seen in the image
 
@@ -52,10 +52,9 @@ class FaceLandmarks(FolderDataset):
         csv: the table, relative to `root`.
         images: the folder that the names in the table start from, relative to `root`.
         reader: "torchvision", "pillow" or "skimage".
-        val_fraction, split_seed: share of the images that validate, and the seed of the split.
+        shares: of the images that validate and test.
         files: access to addresses.
         limits: what a file may claim.
-        test_fraction: share of the images that are kept for a test.
         orientation: "apply" turns images as their EXIF says; "ignore" takes them as they are
             stored, as the tool may have done in which they were marked; None: "apply".
 
@@ -74,11 +73,9 @@ class FaceLandmarks(FolderDataset):
         csv: str = "face_landmarks.csv",
         images: str = ".",
         reader: Reader = "torchvision",
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
+        shares: Shares = Shares(),
         files: Files | None = None,
         limits: Limits = DEFAULT,
-        test_fraction: Fraction = 0.0,
         orientation: Orientation | None = None,
     ) -> None:
         self.reader, self.limits = check_reader(reader, orientation), limits
@@ -95,10 +92,7 @@ class FaceLandmarks(FolderDataset):
             )
         # Bytes: a file's name need not be text of any encoding.
         names = np.array([*map(os.fsencode, lines)])
-        order = np.argsort(names)
-        order = order[
-            split_rows(names[order], split, val_fraction, split_seed, None, test_fraction)
-        ]
+        order = (rows := shares.rows(split, names))[np.argsort(names[rows])]
         self.names, self.landmarks = names[order], landmarks[order]
         self.lines = np.array([*lines.values()], np.int64)[order]
 

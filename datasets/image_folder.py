@@ -1,6 +1,6 @@
 """Images in folders: one folder per class.
 
-    root/<class>/.../image.jpg            divided by `val_fraction`, each class alike
+    root/<class>/.../image.jpg            divided by `data.split`, each class alike
     root/train/<class>/..., root/val/...  divided already, when both folders exist; and root/test
 
 Cost: one walk over the folders (about 2 us a file) or one listing of the address, no image opened;
@@ -22,14 +22,14 @@ from penstock.datasets.reading.base import (
     FolderDataset,
     Part,
     Sample,
+    Shares,
     Split,
     Table,
-    split_rows,
     table,
 )
 from penstock.datasets.reading.image import Reader, encoded_image, read_image
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
+from penstock.files.limits import DEFAULT, Limits
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 # A list of endings in small letters.
@@ -49,14 +49,12 @@ class ImageFolder(FolderDataset):
         reader: "torchvision", "pillow" or "skimage".
         extensions: of images, in small letters; other files are skipped with one warning, hidden
             ones without.
-        val_fraction: share of each class that validates; without effect when `root` is divided
+        shares: of each class that validate and test; without effect when `root` is divided
             already.
-        split_seed: another seed, another split.
         files: access to addresses.
         lazy: give `image` as an EncodedImage, undecoded, for a transform of
             `penstock.transforms.image_decoding`; the build sets it for those.
         limits: what a file, the folder and the classes may claim.
-        test_fraction: share of each class to keep for a test.
         class_names: of all classes in the order of their numbers, where some may have no folder;
             the build sets those of training, or of the run whose weights are tried.
 
@@ -74,12 +72,10 @@ class ImageFolder(FolderDataset):
         split: Split = "train",
         reader: Reader = "torchvision",
         extensions: Extensions = EXTENSIONS,
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
+        shares: Shares = Shares(),
         files: Files | None = None,
         lazy: bool = False,
         limits: Limits = DEFAULT,
-        test_fraction: Fraction = 0.0,
         class_names: Sequence[str] | None = None,
     ) -> None:
         self.reader, self.lazy, self.limits = reader, lazy, limits
@@ -121,9 +117,7 @@ class ImageFolder(FolderDataset):
         self.names = np.array([*map(os.fsencode, images)])
         self.labels = np.array([numbers[name] for name in of_class], np.int64)
         if not divided:
-            rows = split_rows(
-                self.names, split, val_fraction, split_seed, self.labels, test_fraction
-            )
+            rows = shares.rows(split, self.names, self.labels)
             self.names, self.labels = self.names[rows], self.labels[rows]
 
     def __getitem__(self, index: int) -> Sample:
@@ -149,7 +143,7 @@ def _is_divided(root: Root, split: str) -> bool:
         other = "val" if there == ["train"] else "train"
         raise DataError(
             f"{str(root)!r} has a folder {there[0]!r} of classes and none named {other!r}. Add it, "
-            f"or set dataset.root={root.path(there[0])} to divide that one by dataset.val_fraction."
+            f"or set dataset.root={root.path(there[0])} to divide that one by data.split.val."
         )
     if len(there) == 2 and not root.below(split).exists():
         reason = f"{str(root)!r} is divided and has no folder {split!r}; add it"

@@ -28,13 +28,13 @@ from penstock.datasets.reading.base import (
     FileDataset,
     Part,
     Sample,
+    Shares,
     Split,
     Table,
-    split_rows,
     table,
 )
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
+from penstock.files.limits import DEFAULT, Limits, Seed
 from penstock.order.keys import IntArray, hash64
 
 Steps = Annotated[int, Field(ge=3)]
@@ -50,10 +50,9 @@ class Sequences(FileDataset, Dataset[Sample]):
         root: folder of the files; a path or an address.
         split: "train", "val" or "test"; each class gives its share to both.
         values, offsets, labels, classes: names of the files, relative to `root`.
-        val_fraction, split_seed: share of the sequences that validate, and the seed of the split.
+        shares: of the sequences that validate and test.
         files: access to addresses.
         limits: bytes of a sequence, number of sequences and of classes.
-        test_fraction: share of the sequences that are kept for a test.
 
     Raises:
         DataError: a file is missing, damaged or of the wrong shape; the offsets do not go up from 0
@@ -70,11 +69,9 @@ class Sequences(FileDataset, Dataset[Sample]):
         offsets: str = "offsets.npy",
         labels: str = "labels.npy",
         classes: str = "classes.txt",
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
+        shares: Shares = Shares(),
         files: Files | None = None,
         limits: Limits = DEFAULT,
-        test_fraction: Fraction = 0.0,
     ) -> None:
         folder = open_root(root, f"{values!r}, {offsets!r} and {labels!r}", files)
         self._values = MappedArray(FolderFile(folder, values), "dataset.values", limits)
@@ -94,7 +91,7 @@ class Sequences(FileDataset, Dataset[Sample]):
                 f"{str(bounds.path)!r} bounds {len(places) - 1} sequences."
             )
         self.classes = class_names(FolderFile(folder, classes), all_labels, limits)
-        self.rows = split_rows(total, split, val_fraction, split_seed, all_labels, test_fraction)
+        self.rows = shares.rows(split, total, all_labels)
         self.starts, self.ends = places[:-1][self.rows], places[1:][self.rows]
         self.labels = all_labels[self.rows]
 
@@ -165,7 +162,7 @@ class SyntheticSequences(Sequences):
         count: number of strokes of all splits, 8 or more.
         shortest, longest: bounds of the lengths, in steps; 3 or more.
         seed: other strokes for another seed.
-        val_fraction, split_seed, test_fraction: as in `Sequences`.
+        shares: as in `Sequences`.
 
     Raises:
         ConfigError: a number is out of range.
@@ -180,9 +177,7 @@ class SyntheticSequences(Sequences):
         shortest: Steps = 5,
         longest: Steps = 120,
         seed: Seed = 0,
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
-        test_fraction: Fraction = 0.0,
+        shares: Shares = Shares(),
     ) -> None:
         if not shortest <= longest:
             reason = f"lengths from {shortest} to {longest}; shortest is the larger one"
@@ -197,9 +192,7 @@ class SyntheticSequences(Sequences):
             super().__init__(
                 made,
                 split,
-                val_fraction=val_fraction,
-                split_seed=split_seed,
-                test_fraction=test_fraction,
+                shares=shares,
             )
 
 

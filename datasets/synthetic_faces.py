@@ -23,9 +23,9 @@ from pydantic import Field
 
 from penstock.datasets.face_landmarks import FaceLandmarks
 from penstock.datasets.files import generated_data
-from penstock.datasets.reading.base import Split
+from penstock.datasets.reading.base import Shares, Split
 from penstock.datasets.reading.image import Reader
-from penstock.files.limits import Count, Fraction, Seed
+from penstock.files.limits import Count, Seed
 from penstock.order.keys import hash64
 from penstock.terminal import watched
 
@@ -46,7 +46,7 @@ class SyntheticFaces(FaceLandmarks):
         count: number of faces of all splits.
         size: height and width in pixels, 32 to 1024.
         seed: other faces for another seed.
-        val_fraction, split_seed, reader, test_fraction: as in `FaceLandmarks`.
+        shares, reader: as in `FaceLandmarks`.
 
     Raises:
         DataError: the data cannot be written.
@@ -59,10 +59,8 @@ class SyntheticFaces(FaceLandmarks):
         count: Count = 1000,
         size: Annotated[int, Field(ge=32, le=1024)] = 128,
         seed: Seed = 0,
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
+        shares: Shares = Shares(),
         reader: Reader = "torchvision",
-        test_fraction: Fraction = 0.0,
     ) -> None:
         name = f"{count}x{size}-seed{seed}-v{VERSION}"
         with generated_data(
@@ -74,9 +72,7 @@ class SyntheticFaces(FaceLandmarks):
                 _CSV,
                 ".",
                 reader,
-                val_fraction,
-                split_seed,
-                test_fraction=test_fraction,
+                shares,
                 orientation="apply",  # nothing turns drawn images
             )
 

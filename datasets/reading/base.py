@@ -7,6 +7,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -16,7 +17,7 @@ from torch.utils.data import Dataset
 
 from penstock.datasets.files import DataFile, Root
 from penstock.errors import ConfigError, Problem
-from penstock.files.limits import Limits
+from penstock.files.limits import Fraction, Limits, Seed
 from penstock.order.keys import IntArray, hash64, hash64_array
 
 T = TypeVar("T")
@@ -140,62 +141,78 @@ def fingerprint(parts: Iterable[Part]) -> str:
     return digest.hexdigest()
 
 
-def check_split(split: str, val_fraction: float = 0.0, test_fraction: float | None = None) -> None:
-    """Refuse what is no split, and shares outside of [0, 1].
+@dataclass(frozen=True)
+class Shares:
+    """How many rows of a dataset validate and how many are kept for a test; the others train.
 
-    Args:
-        test_fraction: None: the dataset has no test split of its own.
-
-    Raises:
-        ConfigError: one of them is out of range, or both together are more than all rows.
-    """
-    if split == "test" and test_fraction is None:
-        reason = "this dataset has no test split of its own; data.split={val: 0.1, test: 0.1}"
-        raise ConfigError(Problem("data.split", f"{reason} divides the rows of any dataset"))
-    if split not in ("train", "val", "test"):
-        raise ConfigError(Problem("data.split", f"{split!r} is not train, val or test"))
-    shares = {"val_fraction": val_fraction, "test_fraction": test_fraction or 0.0}
-    for name, share in shares.items():
-        if not 0.0 <= share <= 1.0 or sum(shares.values()) > 1.0:
-            reason = f"{share} is out of range; allowed: 0 to 1, and both together"
-            raise ConfigError(Problem(f"dataset.{name}", reason))
-
-
-def split_rows(
-    names: npt.NDArray[Any] | int,
-    split: str,
-    val_fraction: float,
-    seed: int,
-    labels: IntArray | None = None,
-    test_fraction: float = 0.0,
-) -> IntArray:
-    """Rows of one split, ascending: int64[n].
-
-    The lowest ranks (`ranked`) validate and the highest are kept for a test, so
+    The build hands `data.split` to each dataset that takes `shares`. Rows are ranked by a keyed
+    hash of their names (`ranked`). The lowest ranks validate and the highest are kept for a test:
 
     - the order of rows in a CSV or of files in a folder changes nothing;
-    - the share is exact (to the nearest sample), overall and, within one sample, in every class;
+    - a share is exact (to the nearest sample), overall and, within one sample, in every class;
     - a larger share adds rows to a split and keeps those there were;
     - a test split is taken from the rows that train, and changes none that validates.
 
-    Args:
-        names: bytes[N], unique; or N for rows without names, which are ranked by row number.
-        split: "train", "val" or "test".
-        val_fraction: share of the rows that validate, in [0, 1]. Between the ends and with two rows
-            or more, neither split is empty.
-        seed: another seed, another split.
-        labels: int64[N]; each label then gives its share of the validation rows.
-        test_fraction: share of the rows of the test split.
+    Attributes:
+        val, test: shares of the rows, in [0, 1]. Between the ends and with two rows or more,
+            neither training nor validation is empty.
+        seed: another seed, other rows.
 
     Raises:
-        ConfigError: `split` or a share is out of range.
+        ConfigError: a share is out of range, or both together are.
     """
-    check_split(split, val_fraction, test_fraction)
-    order = ranked(names, seed, labels)
-    first = val_count(len(order), val_fraction)
-    last = max(len(order) - val_count(len(order), test_fraction), first)
-    parts = {"val": order[:first], "train": order[first:last], "test": order[last:]}
-    return np.sort(parts[split]).astype(np.int64)
+
+    val: Fraction = 0.2
+    test: Fraction = 0.0
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        if not (self.val >= 0.0 <= self.test and self.val + self.test <= 1.0):
+            raise ConfigError(
+                Problem(
+                    "data.split",
+                    f"val is {self.val} and test {self.test}; allowed: 0 to 1, and both together",
+                )
+            )
+
+    def without(self, *splits: str) -> Shares:
+        """These, without shares of splits whose rows are told by files."""
+        return replace(
+            self,
+            val=0.0 if "val" in splits else self.val,
+            test=0.0 if "test" in splits else self.test,
+        )
+
+    def rows(
+        self, split: str, names: npt.NDArray[Any] | int, labels: IntArray | None = None
+    ) -> IntArray:
+        """Rows of one split, ascending: int64[n].
+
+        Args:
+            split: "train", "val" or "test".
+            names: bytes[N], unique; or N for rows without names, which are ranked by row number.
+            labels: int64[N]; each label then gives its shares.
+
+        Raises:
+            ConfigError: there is no such split.
+        """
+        check_split(split)
+        order = ranked(names, self.seed, labels)
+        vals, tests = (val_count(len(order), share) for share in (self.val, self.test))
+        parts = np.split(order, [vals, max(len(order) - tests, vals)])
+        return np.sort(parts[("val", "train", "test").index(split)]).astype(np.int64)
+
+
+def check_split(split: str, *others: str) -> None:
+    """Refuse what is no split, and `others`, which a dataset does not have; by a ConfigError."""
+    if split in others or split not in ("train", "val", "test"):
+        raise ConfigError(
+            Problem(
+                "data.split",
+                f"this dataset has no split {split!r} of its own; data.split={{val: 0.1, test: "
+                "0.1} divides the rows of any dataset",
+            )
+        )
 
 
 def ranked(names: npt.NDArray[Any] | int, seed: int, labels: IntArray | None = None) -> IntArray:
@@ -224,7 +241,7 @@ def ranked(names: npt.NDArray[Any] | int, seed: int, labels: IntArray | None = N
     return np.lexsort((keys, places))
 
 
-def val_count(total: int, val_fraction: float) -> int:
+def val_count(total: int, share: float) -> int:
     """How many of `total` rows validate: to the nearest; of two or more neither all nor none."""
-    count = math.floor(total * val_fraction + 0.5)
-    return min(max(count, 1), total - 1) if 0.0 < val_fraction < 1.0 and total >= 2 else count
+    count = math.floor(total * share + 0.5)
+    return min(max(count, 1), total - 1) if 0.0 < share < 1.0 and total >= 2 else count

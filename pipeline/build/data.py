@@ -164,14 +164,14 @@ class Split:
         self.name: Any = name
         self.is_train = name == "train"
         self.steps = "train" if self.is_train else "val"
+        division = "penstock.addons.splits.division"  # for runs that say how rows are divided
+        self._division: Any = import_module(division) if data.config.data.divides else None
 
     @cached_property
     def dataset(self) -> Any:
         """The rows or records that a run reads."""
-        data = self.config.data
-        if data.divides:
-            from penstock.addons.splits import division
-
+        data, division = self.config.data, self._division
+        if divides := division and division.in_build(self.config):
             dataset = division.opened(self)
         elif data.packed is not None:
             from penstock.addons.packs import packing
@@ -188,7 +188,7 @@ class Split:
             from penstock.addons.filters.rows import rows_of_split
 
             dataset = rows_of_split(self, dataset)
-        return division.divided(self, dataset) if data.divides else dataset
+        return division.divided(self, dataset) if divides else dataset
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -204,6 +204,7 @@ class Split:
         """
         key, node = own or self.node
         supply = {
+            **({"shares": self._division.shares_of(self)} if self._division else {}),
             "split": self.name,
             "train": self.is_train,  # as torchvision's datasets call the split
             "lazy": lazy,
@@ -309,8 +310,7 @@ class Split:
                 Problem(
                     self.node[0],
                     f"{type(dataset).__name__} has no rows for the {self.name} split, or no "
-                    "__len__; change what it reads, how it is divided (dataset.val_fraction, "
-                    "dataset.test_fraction), or train without validation: data.validate=false",
+                    "__len__; change what it reads or data.split, or set data.validate=false",
                 )
             )
         sampler: Order | BatchStrategy = Sequential(rows)

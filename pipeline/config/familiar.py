@@ -16,6 +16,8 @@ WAYS: dict[str, str] = {
     "dataset": "dataset={value}",
     "data_dir data_path data_root dataset_path dataset_dir train_dir root": "dataset.root={value}",
     "fields": "data.fields={value}",
+    "val_split validation_split val_size val_ratio": "data.split.val={value}",
+    "test_split test_size test_ratio": "data.split.test={value}",
     "transforms augmentation": "transform={value}",
     "sampler": "sampler={value}",
     "group_by_length": "sampler=bucket",
@@ -243,6 +245,9 @@ GONE: dict[str, str] = {
     "dataset.unique": "set data.unique",
     "dataset.without": "set data.without",
     "dataset.split.*": "set data.split",
+    "dataset.val_fraction": "set data.split.val",
+    "dataset.test_fraction": "set data.split.test",
+    "dataset.split_seed": "set data.split.seed",
     "dataset.folds": "set data.folds",
     "data.split.by": "set data.split.group to the column that names a row",
     "data.split.column": "dataset.split_column of image_table, files named train and val, "

@@ -107,7 +107,7 @@ def _rows(config: Config) -> list[tuple[object, str, str]]:
         (
             config.task in ("fit", "validate")
             and (data.validates and data.val_dataset is None)
-            and not (differ or data.divides),
+            and not (differ or data.folds or any(data.split.values())),
             "dataset",
             f"{dataset.__name__} takes no argument `split` (or `train`), so training and "
             "validation would read the same samples; add it, or write a node for validation under "

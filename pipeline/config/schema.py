@@ -86,8 +86,11 @@ class DataSection(Section):
 
     @property
     def divides(self) -> bool:
-        """Whether the rows of any dataset are divided here, and not by its class."""
-        return bool(self.folds or any(self.split.values()))
+        """Whether anything says how the rows are divided, and not the dataset alone."""
+        return any(
+            said is not None
+            for said in (self.folds, *self.split.values(), self.val_dataset, self.test_dataset)
+        )
 
 
 class ScheduleSection(Section):

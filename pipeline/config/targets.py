@@ -49,8 +49,8 @@ FACTS = (
 )
 # What the build gives the nodes of a section, by name, where they take it.
 SUPPLIED: dict[str, tuple[str, ...]] = {
-    "dataset": ("split", "train", "lazy", "limits", "files"),
-    "data": ("split", "train", "lazy", "limits", "files"),
+    "dataset": ("split", "train", "shares", "lazy", "limits", "files"),
+    "data": ("split", "train", "shares", "lazy", "limits", "files"),
     "transform": FACTS,
     "sampler": (
         *("length", "seed", "metadata", "batch_size", "tail", "dataset", "data_source"),
@@ -126,7 +126,8 @@ RULES = [
         ("albumentations", "albumentations.BasicTransform albumentations.BaseCompose", ""),
         (
             "penstock",
-            "torch.utils.data.Dataset penstock.datasets.files.Files",
+            "torch.utils.data.Dataset penstock.datasets.files.Files "
+            "penstock.datasets.reading.base.Shares",
             """datasets addons.audio addons.forecasting addons.image_tables addons.mixtures
             addons.packs addons.tables addons.tabular addons.tars addons.tokens addons.video
             addons.vision""",
@@ -391,7 +392,21 @@ def _wrong_arguments(
                     f"allowed: {', '.join(known)}",
                 )
         elif name in SPECIAL or (ours and not any(walk(value, ""))):
-            yield from _wrong_value(known[name], function.__module__, f"{key}.{name}", value)
+            # A field of a dataclass has the type that its base's module names.
+            yield from _wrong_value(
+                known[name],
+                next(
+                    (
+                        base.__module__
+                        for base in getattr(function, "__mro__", ())
+                        if name in getattr(base, "__dataclass_fields__", ())
+                        and name in vars(base)["__annotations__"]
+                    ),
+                    function.__module__,
+                ),
+                f"{key}.{name}",
+                value,
+            )
     # A partial, and a function that collates or filters, get the rest when they are called.
     if (
         not node.get("_partial_")

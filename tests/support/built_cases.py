@@ -71,7 +71,7 @@ def overrides(case: str, module: str = __name__) -> list[str]:
     sleep, burn, step = CASES[case]
     return [
         f"dataset._target_={module}.Rows",
-        *(f"~dataset.{key}" for key in ("root", "count", "size", "seed", "val_fraction", "reader")),
+        *(f"~dataset.{key}" for key in ("root", "count", "size", "seed", "reader")),
         f"+dataset.sleep={sleep}",
         f"+dataset.burn={burn}",
         "transform=none",

@@ -79,7 +79,7 @@ class SpokenDigits(FolderDataset):
         limits: Limits = DEFAULT,
     ) -> None:
         check_soundfile()
-        check_split(split)
+        check_split(split, "test")
         self.limits, self.classes = limits, [str(digit) for digit in range(10)]
         self.folder = open_root(root, f"{recordings!r}, the recordings", files).below(recordings)
         if not self.folder.exists():

@@ -13,8 +13,8 @@ import pandas as pd
 
 from penstock.addons.forecasting.windows import Scale, Windows
 from penstock.datasets.files import generated_data
-from penstock.datasets.reading.base import Split
-from penstock.files.limits import Count, Fraction, Index, Seed
+from penstock.datasets.reading.base import Shares, Split
+from penstock.files.limits import Count, Index, Seed
 from penstock.order.keys import hash64
 
 FILE = "sales.csv"
@@ -30,7 +30,7 @@ class DrawnSeries(Windows):
         count: number of shops.
         days: number of days.
         seed: other sales for another seed.
-        past, horizon, stride, season, val_fraction, gap, scale, test_fraction: as in
+        past, horizon, stride, season, shares, gap, scale: as in
             `Windows`.
 
     Raises:
@@ -49,10 +49,9 @@ class DrawnSeries(Windows):
         horizon: Count = 14,
         stride: Count = 1,
         season: Count = 7,
-        val_fraction: Fraction = 0.2,
+        shares: Shares = Shares(),
         gap: Index = 0,
         scale: Scale = "series",
-        test_fraction: Fraction = 0.0,
     ) -> None:
         name = f"{count}x{days}-seed{seed}-v1"  # raise it when the sales change
         with generated_data(
@@ -70,10 +69,9 @@ class DrawnSeries(Windows):
                 horizon,
                 stride,
                 season,
-                val_fraction,
+                shares,
                 gap,
                 scale,
-                test_fraction=test_fraction,
             )
 
 

@@ -29,9 +29,17 @@ from torch.utils.data import Dataset
 from penstock.addons.storage.files import data_file
 from penstock.addons.tabular.frames import FRAME, Floats, Frame, check_roles, read_frame
 from penstock.datasets.files import DataFile, Files
-from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, check_split, val_count
+from penstock.datasets.reading.base import (
+    FileDataset,
+    Part,
+    Sample,
+    Shares,
+    Split,
+    check_split,
+    val_count,
+)
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import Count, Fraction, Index, Limits
+from penstock.files.limits import Count, Index, Limits
 from penstock.order.keys import IntArray
 from penstock.transforms.statistics import scales
 
@@ -150,8 +158,9 @@ class Windows(SeriesTable):
         known: columns of numbers that are known for the steps to forecast, too.
         past, horizon, stride: steps of a window, steps to forecast, steps between two windows.
         season: steps after which a series resembles itself; at most `past`.
-        val_fraction, gap: share of the steps that validate, behind those that train; and how many
-            between two parts are in no window.
+        shares: of the steps that validate, behind those that train, and of the last ones, which are
+            kept for a test.
+        gap: steps between two parts that are in no window.
         scale: whose mean and deviation are taken: each series', all series', or none.
         fill: what becomes of missing values: refuse; or carry the last one before into `past` and
             `future`, and leave it out of loss and metrics.
@@ -159,7 +168,6 @@ class Windows(SeriesTable):
         delimiter, decimal, encoding, missing: how a CSV is written, see
             `penstock.addons.tabular.frames.read_frame`.
         files: access to addresses.
-        test_fraction: share of the steps, the last ones, that are kept for a test.
 
     Raises:
         DataError: the table is missing, damaged or has no rows; a time is missing, there twice, out
@@ -168,7 +176,7 @@ class Windows(SeriesTable):
     """
 
     # Windows overlap: rows dealt out would train on what validates.
-    undivided = "windows are divided by time: set val_fraction, test_fraction and gap instead"
+    undivided = "windows are divided by time already: set val, test and dataset.gap alone"
 
     def __init__(
         self,
@@ -183,7 +191,7 @@ class Windows(SeriesTable):
         horizon: Count = 12,
         stride: Count = 1,
         season: Count = 1,
-        val_fraction: Fraction = 0.2,
+        shares: Shares = Shares(),
         gap: Index = 0,
         scale: Scale = "series",
         fill: Literal["refuse", "carry"] = "refuse",
@@ -193,9 +201,8 @@ class Windows(SeriesTable):
         encoding: str = "utf-8",
         missing: Sequence[str] | None = None,
         files: Files | None = None,
-        test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction, test_fraction)
+        check_split(split)
         if season > past:
             raise ConfigError(
                 Problem(
@@ -235,7 +242,7 @@ class Windows(SeriesTable):
                 "is refused. Fill it in; or carry the last value before it on, and leave it out "
                 "of loss and metrics: dataset.fill=carry",
             )
-        parts = _parts(self.times, val_fraction, test_fraction, gap)
+        parts = _parts(self.times, shares, gap)
         # Whatever the split, there is something to train on.
         for part in ("train", split):
             rows = np.flatnonzero(parts[part])
@@ -249,13 +256,13 @@ class Windows(SeriesTable):
                         "dataset.past",
                         f"a window has {size} steps (dataset.past + dataset.horizon), and the "
                         f"longest series {behind.max(initial=-1) + 1} in the part for {part}: take "
-                        f"fewer, or another dataset.{'test' if part == 'test' else 'val'}_fraction",
+                        f"fewer, or another data.split.{'test' if part == 'test' else 'val'}",
                     )
                 )
-        self.season, shares = season, (val_fraction, gap, scale, fill, test_fraction)
+        self.season, how = season, (shares.val, gap, scale, fill, shares.test)
         # By the training part alone, for every split alike.
         location, spread, self.naive_error = self._learned(parts["train"], scale)
-        self._set_windows(starts, location, spread, [split, past, horizon, stride, season, *shares])
+        self._set_windows(starts, location, spread, [split, past, horizon, stride, season, *how])
 
     def _learned(self, is_training: npt.NDArray[np.bool_], scale: Scale) -> Floats:
         """Means, deviations and naive errors of the training part, float64[3, S + 1, C + K]; the
@@ -392,14 +399,12 @@ def _uneven(times: npt.NDArray[Any], codes: IntArray) -> npt.NDArray[np.bool_]:
     return (steps.notna() & ~steps.isin(usual)).to_numpy()
 
 
-def _parts(
-    times: npt.NDArray[Any], val_fraction: float, test_fraction: float, gap: int
-) -> dict[str, npt.NDArray[np.bool_]]:
+def _parts(times: npt.NDArray[Any], shares: Shares, gap: int) -> dict[str, npt.NDArray[np.bool_]]:
     """The rows of each split, bool[N]."""
     # All series are cut at the same time: else one would tell another what comes.
     steps, at = np.unique(times, return_inverse=True)
     # The last steps are the test, and those before them validate, as forecasts are made in use.
-    test = len(steps) - val_count(len(steps), test_fraction)
-    val = max(test - val_count(len(steps), val_fraction), 0)
+    test = len(steps) - val_count(len(steps), shares.test)
+    val = max(test - val_count(len(steps), shares.val), 0)
     ends = [end - gap if end < len(steps) else end for end in (val, test)]
     return {"train": at < ends[0], "val": (at >= val) & (at < ends[1]), "test": at >= test}

@@ -25,7 +25,14 @@ from penstock.addons.tables.read import exact
 from penstock.addons.tabular.frames import read_frame
 from penstock.datasets.arrays import check_classes
 from penstock.datasets.files import Files, generated_data, open_root
-from penstock.datasets.reading.base import FolderDataset, Part, Sample, Split, split_rows, table
+from penstock.datasets.reading.base import (
+    FolderDataset,
+    Part,
+    Sample,
+    Shares,
+    Split,
+    table,
+)
 from penstock.datasets.reading.image import (
     Orientation,
     Reader,
@@ -34,7 +41,7 @@ from penstock.datasets.reading.image import (
     read_image,
 )
 from penstock.errors import DataError
-from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
+from penstock.files.limits import DEFAULT, Count, Limits, Seed
 from penstock.order.keys import IntArray, hash64
 from penstock.terminal import watched
 
@@ -78,20 +85,18 @@ class ImageTable(FolderDataset):
         numbers: columns of numbers.
         caption: the column of a text.
         split_column: the column that says train, val (or validation) or test; null: by
-            `val_fraction`.
+            `shares`.
         repeated: a file may be in several rows, as one with several captions; all are in one
             split.
         reader: "torchvision", "pillow" or "skimage".
-        val_fraction: share of the rows that validate, of each class alike (of several labels, of
-            the rarest that a row has).
-        split_seed: another seed, another split.
+        shares: of the rows that validate and test, of each class alike (of several labels, of the
+            rarest that a row has).
         delimiter: of columns; null: a tab for .tsv, else a comma.
         encoding: of a CSV or TSV.
         files: access to addresses.
         lazy: give `image` as an EncodedImage, undecoded, for a transform of
             `penstock.transforms.image_decoding`; the build sets it for those.
         limits: what a file and the table may claim.
-        test_fraction: share of the rows to keep for a test.
         orientation: "apply" turns images as their EXIF says; "ignore" takes them as they are
             stored, for `numbers` that are positions in these; None: "apply".
 
@@ -118,14 +123,12 @@ class ImageTable(FolderDataset):
         split_column: str | None = None,
         repeated: bool = False,
         reader: Reader = "torchvision",
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
+        shares: Shares = Shares(),
         delimiter: str | None = None,
         encoding: str = "utf-8",
         files: Files | None = None,
         lazy: bool = False,
         limits: Limits = DEFAULT,
-        test_fraction: Fraction = 0.0,
         orientation: Orientation | None = None,
     ) -> None:
         self.reader, self.lazy, self.limits = check_reader(reader, orientation), lazy, limits
@@ -213,7 +216,7 @@ class ImageTable(FolderDataset):
         else:
             # Rows of one file belong together, and have no class of their own.
             alike = strata[firsts] if strata is not None and len(firsts) == len(names) else None
-            own = split_rows(files_of, split, val_fraction, split_seed, alike, test_fraction)
+            own = shares.rows(split, files_of, alike)
             chosen = np.isin(file_of, own)
         # In the order of paths, so that another order of the table changes no sample.
         by_name = np.argsort(file_of, kind="stable")
@@ -273,8 +276,7 @@ class DrawnScenes(ImageTable):
         count: of scenes of all splits.
         size: height and width in pixels, 32 to 512.
         seed: other scenes for another seed.
-        split, label, labels, numbers, caption, val_fraction, split_seed, reader, lazy, limits,
-            test_fraction: as in `ImageTable`.
+        split, label, labels, numbers, caption, shares, reader, lazy, limits: as in `ImageTable`.
 
     Raises:
         DataError: the data cannot be written.
@@ -291,12 +293,10 @@ class DrawnScenes(ImageTable):
         labels: str | None = None,
         numbers: list[str] | None = None,
         caption: str | None = None,
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
+        shares: Shares = Shares(),
         reader: Reader = "torchvision",
         lazy: bool = False,
         limits: Limits = DEFAULT,
-        test_fraction: Fraction = 0.0,
     ) -> None:
         name = f"{count}x{size}-seed{seed}-v1"  # another version when the drawings change
         with generated_data(
@@ -311,11 +311,9 @@ class DrawnScenes(ImageTable):
                 numbers=numbers,
                 caption=caption,
                 reader=reader,
-                val_fraction=val_fraction,
-                split_seed=split_seed,
+                shares=shares,
                 lazy=lazy,
                 limits=limits,
-                test_fraction=test_fraction,
             )
 
 

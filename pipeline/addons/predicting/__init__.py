@@ -47,7 +47,7 @@ from penstock.config.targets import arguments, called, options
 from penstock.datasets.arrays import Arrays, MappedArray, block
 from penstock.datasets.files import FolderFile, Root, open_root, with_endings
 from penstock.datasets.image_folder import EXTENSIONS
-from penstock.datasets.reading.base import FolderDataset, Sample
+from penstock.datasets.reading.base import FolderDataset, Sample, Shares
 from penstock.distributed.group import Group, join
 from penstock.distributed.parallel import together
 from penstock.distributed.world import World, launched_rank
@@ -360,8 +360,7 @@ def _unlabelled(ready: Trained, root: str | Sequence[str | os.PathLike[str]]) ->
     # All rows are new: none is held out, and none has a label.
     supplied: dict[str, Any] = {
         "root": root,
-        "val_fraction": 0.0,
-        "test_fraction": 0.0,
+        "shares": Shares(0.0),
         **dict.fromkeys(("label", "val_file", "split_column")),
         **({"file": None} if Path(str(root)).is_file() else {}),
     }

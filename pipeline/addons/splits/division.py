@@ -7,39 +7,36 @@ put in order, by a keyed hash or by time, and an order is cut into validation, t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.addons.filters.rows import KeptRows
-from penstock.config.targets import arguments, called, options
-from penstock.datasets.reading.base import ranked, val_count
+from penstock.config.targets import arguments, called, options, walk
+from penstock.datasets.reading.base import Shares, ranked, val_count
 from penstock.errors import ConfigError, Problem
-from penstock.files.limits import Fraction, Index
 from penstock.loading.facts import classes_of, table_of, unfiltered
 from penstock.order.keys import IntArray
 from penstock.order.plan import is_stream
 
 SPLITS = ("train", "val", "test")
+WAYS = ("group", "stratify", "time")
 
 
 @dataclass(frozen=True)
-class Division:
+class Division(Shares):
     """How rows are divided; see docs/sampling.md.
 
+    Datasets that take `shares` divide their rows by these alone. By a column, in folds, and of
+    other datasets the build divides them, in the order of the same ranks.
+
     Attributes:
-        val, test: shares of all rows, in [0, 1).
-        seed: another seed, another order.
         group: column; rows with one value are on one side.
         stratify: column; each value gives its share.
         time: column; the latest rows test, those before validate.
     """
 
-    val: Fraction = 0.0
-    test: Fraction = 0.0
-    seed: Index = 0
     group: str | None = None
     stratify: str | None = None
     time: str | None = None
@@ -95,33 +92,58 @@ def _comparable(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     times = pd.Series(values)
     if times.dtype.kind not in "iufM":
         times = pd.to_datetime(times, utc=True, errors="coerce", format="mixed")
-    if times.isna().any():
-        row = int(times.isna().argmax())
+    if len(wrong := np.flatnonzero(times.isna())):
         raise ConfigError(
             Problem(
                 "data.split.time",
-                f"row {row} has '{values[row]}', and every row needs a number or a date",
+                f"row {wrong[0]} has '{values[wrong[0]]}', and every row needs a number or a date",
             )
         )
     return times.to_numpy()
+
+
+def in_build(config: Any) -> bool:
+    """Whether the build divides the rows: by a column, in folds, and of a dataset of which no part
+    takes `shares`."""
+    return (
+        config.data.folds is not None
+        or any(config.data.split.get(name) for name in WAYS)
+        or (any(config.data.split.values()) and not _usual(config))
+    )
+
+
+def shares_of(split: Any) -> Shares:
+    """The shares by which the datasets of a split divide their rows themselves."""
+    own = [name for name in ("val", "test") if getattr(split.config.data, f"{name}_dataset")]
+    if split.name in own or in_build(split.config):  # all rows are of the split that is read
+        return Shares(float(split.name == "val"), float(split.name == "test"))
+    said = {name: of for name, of in split.config.data.split.items() if of is not None}
+    return replace([*_usual(split.config), Shares()][0], **said).without(*own)
+
+
+def _usual(config: Any) -> list[Shares]:
+    """The shares that parts of the dataset have by default, of those that divide their rows."""
+    known = (arguments(called(node)).get("shares") for _, node in walk(config.dataset, "dataset"))
+    return [one.default if isinstance(one.default, Shares) else Shares() for one in known if one]
 
 
 def opened(split: Any) -> Any:
     """The dataset with all its rows: those that train where it divides none itself."""
     if refused := _problems(split.config):
         raise ConfigError(refused)
-    train = split.data.train
-    shares = {"val_fraction", "test_fraction"}.intersection(arguments(called(train.node[1])))
-    return train.read(split.decodes, **dict.fromkeys(shares, 0.0))
+    return split.data.train.read(split.decodes)
 
 
 def divided(split: Any, dataset: Any) -> Any:
     """The rows of one split, of the dataset with all of them or those that filters leave."""
+    from penstock.addons.filters.rows import KeptRows
+
     every, data = unfiltered(dataset), split.config.data
-    streams = f"{type(every).__name__} is a stream, which has no rows to divide"
-    if why := streams if is_stream(every) else getattr(every, "undivided", ""):
+    if why := getattr(every, "undivided", "") or (
+        is_stream(every) and f"{type(every).__name__} is a stream, which has no rows to divide"
+    ):
         raise ConfigError(Problem("data.split", why))
-    kept = dataset.rows if isinstance(dataset, KeptRows) else np.arange(len(every))
+    kept = dataset is every or np.isin(np.arange(len(every)), dataset.rows)
     table, names = table_of(every, split.data.fields), getattr(every, "names", None)
 
     def column(name: str) -> npt.NDArray[Any]:
@@ -133,27 +155,30 @@ def divided(split: Any, dataset: Any) -> Any:
                     f"the dataset has no column {name!r}; it has {', '.join(known) or 'no table'}",
                 )
             )
-        return np.asarray(table[name])[kept]
+        return np.asarray(table[name])
 
-    own = names[kept] if isinstance(names, np.ndarray) and len(names) == len(every) else None
-    of = options(split.config, "data.split").of(len(kept), column, own, data.folds, data.fold)
-    mask = np.zeros(len(every), np.bool_)
-    mask[kept[of == SPLITS.index(split.name)]] = True
+    of = options(split.config, "data.split").of(
+        len(every),
+        column,
+        names if isinstance(names, np.ndarray) and len(names) == len(every) else None,
+        data.folds,
+        data.fold,
+    )
+    # Of all rows, so that training and validation have none in common, whatever filters they have.
+    mask = kept & (of == SPLITS.index(split.name))
     if not mask.any():
         raise ConfigError(
-            Problem("data.split", f"leaves no row to the {split.name} split, of {len(kept)}")
+            Problem("data.split", f"leaves no row to the {split.name} split, of {np.sum(kept)}")
         )
     if hasattr(every, "learn_from"):  # else it would know rows that validate
-        every.learn_from(kept[of == SPLITS.index("train")])
-    if hasattr(every, "serve"):  # else its samples would be those of training
-        every.serve(split.name)
+        every.learn_from(np.flatnonzero(kept & (of == SPLITS.index("train"))))
     return KeptRows(every, mask, getattr(dataset, "reasons", {}))
 
 
 def _problems(config: Any) -> list[Problem]:
     """What excludes each other."""
     data, of = config.data, options(config, "data.split")
-    ways = [name for name in ("group", "stratify", "time") if getattr(of, name)]
+    ways = [name for name in WAYS if data.split.get(name)]
     checks = (
         (
             data.val_dataset or data.test_dataset,
@@ -161,10 +186,9 @@ def _problems(config: Any) -> list[Problem]:
             "splits with datasets of their own are divided already; leave it out",
         ),
         (data.packed, "data.split", "a pack is of one split; set data.packed=null"),
-        (of.val + of.test >= 1, "data.split", "val and test leave no rows to train on"),
         (ways[1:], "data.split", f"rows are divided by {' and '.join(ways)}; choose one of them"),
         (
-            data.validates and not of.val and not data.folds,
+            data.validates and not (of.val or data.folds),
             "data.split",
             "says no share that validates; set data.split.val or data.folds",
         ),
@@ -174,7 +198,6 @@ def _problems(config: Any) -> list[Problem]:
             f"got {data.fold}, and data.folds={data.folds}; the folds count from 0: "
             f"-m 'data.fold=range({data.folds})' runs all of them",
         ),
-        (data.folds and of.val, "data.split.val", "a fold validates; leave it or data.folds out"),
         (data.folds and of.time, "data.folds", "rows that are divided by time make no folds"),
     )
     return [Problem(key, reason) for fails, key, reason in checks if fails]

@@ -26,6 +26,7 @@ import numpy as np
 from penstock.addons.storage.blocks import BLOCK, Object
 from penstock.addons.storage.rows import RowSplit
 from penstock.datasets.files import DataFile, Files, Root, local_file, open_root
+from penstock.datasets.reading.base import Shares
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.paths import is_remote
 from penstock.order.keys import IntArray
@@ -131,16 +132,13 @@ class RecordFiles:
     def __len__(self) -> int:
         return len(self.addresses)
 
-    def shares(self, val_fraction: float, test_fraction: float) -> tuple[float, float]:
+    def shares(self, shares: Shares) -> Shares:
         """The shares of the rows that validate and test; 0 where names of files say it."""
-        return 0.0 if self.divided else val_fraction, 0.0 if self.tested else test_fraction
+        return shares.without(*["val"] * self.divided, *["test"] * self.tested)
 
-    def rows(
-        self, total: int, split: str, val_fraction: float, seed: int, test_fraction: float
-    ) -> RowSplit:
+    def rows(self, total: int, split: str, shares: Shares) -> RowSplit:
         """The rows of a split, of so many in these files."""
-        val, test = self.shares(val_fraction, test_fraction)
-        return RowSplit(total) if self.whole else RowSplit(total, split, val, seed, test)
+        return RowSplit(total) if self.whole else RowSplit(total, split, self.shares(shares))
 
     def read(self, spans: Spans) -> list[bytes | memoryview]:
         """The bytes of each span; from a store, all that are missing by one request.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.datasets.reading.base import check_split, val_count
+from penstock.datasets.reading.base import Shares, check_split, val_count
 from penstock.order.keys import IntArray, hash64, hash64_array
 
 
@@ -38,26 +38,19 @@ class RowSplit(TableRows):
 
     Args:
         total: rows in all, at most 2^31.
-        split, val_fraction, seed, test_fraction: as for `split_rows`; without them, all rows train.
+        split, shares: as for `Shares.rows`; without them, all rows train.
 
     Raises:
-        ConfigError: `split` or a share is out of range.
+        ConfigError: there is no such split.
     """
 
-    def __init__(
-        self,
-        total: int,
-        split: str = "train",
-        val_fraction: float = 0.0,
-        seed: int = 0,
-        test_fraction: float = 0.0,
-    ) -> None:
-        check_split(split, val_fraction, test_fraction)
+    def __init__(self, total: int, split: str = "train", shares: Shares = Shares(0.0)) -> None:
+        check_split(split)
         rows = np.arange(total, dtype=np.uint32)
-        val = _chosen(total, val_count(total, val_fraction), hash64(seed, "row split"))
+        val = _chosen(total, val_count(total, shares.val), hash64(shares.seed, "row split"))
         left = np.delete(rows, val)
-        tests = min(val_count(total, test_fraction), len(left))
-        test = _chosen(len(left), tests, hash64(hash64(seed, "test"), "row split"))
+        tests = min(val_count(total, shares.test), len(left))
+        test = _chosen(len(left), tests, hash64(hash64(shares.seed, "test"), "row split"))
         super().__init__(
             {"val": rows[val], "test": left[test], "train": np.delete(left, test)}[split]
         )

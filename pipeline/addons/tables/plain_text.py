@@ -18,8 +18,8 @@ from penstock.addons.storage.rows import TableRows
 from penstock.addons.tables.read import PAGE, Csv, files_at
 from penstock.addons.tables.table import MappedTable
 from penstock.datasets.files import Files, generated_data
-from penstock.datasets.reading.base import Split, split_rows
-from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
+from penstock.datasets.reading.base import Shares, Split
+from penstock.files.limits import DEFAULT, Count, Limits
 from penstock.order.keys import hash64
 
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".tsv")
@@ -40,11 +40,10 @@ class PlainText(MappedTable):
         lines: whether each line is a document; None: in .tsv, .csv and .jsonl.
         longest: characters of a document.
         encoding: of all files.
-        val_fraction, split_seed: share of the files that validate, and the seed of the split.
+        shares: of the files, or documents of one file, that validate and test.
         cache_dir: where documents and numbers of tokens are kept.
         files: access to addresses.
         limits: bytes of a document.
-        test_fraction: share of the files, or documents of one file, that are kept for a test.
 
     Raises:
         DataError: there is no such file or text, or it is in another encoding.
@@ -59,12 +58,10 @@ class PlainText(MappedTable):
         lines: bool | None = None,
         longest: Count = 8192,
         encoding: str = "utf-8",
-        val_fraction: Fraction = 0.1,
-        split_seed: Seed = 0,
+        shares: Shares = Shares(0.1),
         cache_dir: str = "data/cache/text",
         files: Files | None = None,
         limits: Limits = DEFAULT,
-        test_fraction: Fraction = 0.0,
     ) -> None:
         if root is None:
             with generated_data(None, "text", STORIES, write_stories) as drawn:
@@ -73,7 +70,7 @@ class PlainText(MappedTable):
             partial(files_at, root, None, tuple(suffixes), files),
             Csv(encoding=encoding, longest=longest, lines=lines),
             split,
-            (val_fraction, split_seed, test_fraction),
+            shares,
             cache_dir,
             limits,
         )
@@ -83,14 +80,12 @@ class PlainText(MappedTable):
         return self.source.files.addresses[self._pack.place(int(self.rows.rows([index])[0]))[0]]
 
     def _divided(self, total: int) -> TableRows:
-        files, (val, seed, test) = self.source.files, self._shares
+        files = self.source.files
         if files.whole or len(files) == 1:
             return super()._divided(total)
         # Whole files are divided, so that pages of one book are on one side.
-        val, test = files.shares(val, test)
-        own = split_rows(
-            np.array([*map(os.fsencode, files.names)]), self._split, val, seed, None, test
-        )
+        names = np.array([*map(os.fsencode, files.names)])
+        own = files.shares(self._shares).rows(self._split, names)
         of_files = np.repeat(np.arange(len(files)), self._pack.record["rows"])
         return TableRows(np.flatnonzero(np.isin(of_files, own)))
 

@@ -52,6 +52,7 @@ from penstock.datasets.reading.base import (
     FileDataset,
     Part,
     Sample,
+    Shares,
     Split,
     Table,
     check_split,
@@ -59,7 +60,7 @@ from penstock.datasets.reading.base import (
 )
 from penstock.datasets.reading.image import Reader, check_reader, undecoded
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
+from penstock.files.limits import DEFAULT, Limits
 from penstock.loading.collate import joined
 from penstock.order.keys import IntArray, hash64, uniform
 
@@ -107,7 +108,7 @@ class TableDataset(FileDataset):
         root: folder of the files, one file, or a pattern such as "train-{000..127}.parquet"; here
             or at an address such as "s3://bucket/folder".
         split: "train", "val" or "test". Files named `train...`, `val...` and `test...` are divided
-            already; else the rows are divided by `val_fraction`.
+            already; else the rows are divided by `shares`.
         file: the one file of the folder `root`, of any name.
         fields: field -> null (the column of that name), a kind (the same), {column, kind}, or
             {columns: [...]} for numbers put together in this order; null takes all columns that a
@@ -124,14 +125,11 @@ class TableDataset(FileDataset):
         encoding: of a CSV or TSV, any that Python knows.
         types: of columns of a CSV, TSV or JSON lines: "int", "float", "bool" or "text". Others are
             what they are in the first 8 MiB of the first file.
-        val_fraction: share of the rows that validate, spread evenly over the files; 0 and 1 leave
-            all to one split.
-        split_seed: another seed, another split.
+        shares: of the rows that validate and test, spread evenly over the files.
         reader: of images: "torchvision", "pillow" or "skimage".
         cache_dir: where the columns of map-style tables are kept.
         files: how remote files are fetched and kept.
         limits: `record_bytes` of a cell, `classes`.
-        test_fraction: share of the rows to keep for a test.
 
     Attributes:
         fields: of a sample.
@@ -161,13 +159,11 @@ class TableDataset(FileDataset):
         columns: Sequence[str] | None = None,
         quoting: Quoting = "standard",
         encoding: str = "utf-8",
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
+        shares: Shares = Shares(),
         reader: Reader = "torchvision",
         cache_dir: str = "data/cache/tables",
         files: Files | None = None,
         limits: Limits = DEFAULT,
-        test_fraction: Fraction = 0.0,
         types: Types | None = None,
     ) -> None:
         if text is not None:
@@ -180,7 +176,7 @@ class TableDataset(FileDataset):
             partial(files_at, root, file, SUFFIXES, files),
             Csv(delimiter, header, columns, quoting, encoding, text is not None, types=types or {}),
             split,
-            (val_fraction, split_seed, test_fraction),
+            shares,
             cache_dir,
             limits,
             fields,
@@ -193,7 +189,7 @@ class TableDataset(FileDataset):
         files_of: Callable[[str], RecordFiles],
         text: Csv,
         split: Split,
-        shares: tuple[float, int, float],
+        shares: Shares,
         cache_dir: str,
         limits: Limits,
         fields: Fields | None = None,
@@ -204,9 +200,8 @@ class TableDataset(FileDataset):
 
         Args:
             files_of: split -> its files.
-            shares: val_fraction, split_seed, test_fraction.
         """
-        check_split(split, shares[0], shares[2])
+        check_split(split)
         self._split, self._shares, self._cache_dir = split, shares, cache_dir
         self._reader, self._limits, self.lazy = check_reader(reader), limits, False
         self.source = trained = Source(files_of(split), text, fields is None)
@@ -350,7 +345,7 @@ class TableDataset(FileDataset):
         return rows
 
     def _divided(self, total: int) -> TableRows:
-        return self.source.files.rows(total, self._split, *self._shares)
+        return self.source.files.rows(total, self._split, self._shares)
 
     @property
     def facts(self) -> dict[str, int]:
@@ -567,10 +562,12 @@ class StreamedTable(TableDataset, IterableDataset[Record]):
         if self.rows is not None:
             ends = rows_before(self.rows, before + np.array([rows[0], rows[-1] + 1]))
             return self.rows.rows(np.arange(*ends)) - before
-        files, (val, seed, test) = self.source.files, self._shares
-        val, test = files.shares(val, test)
-        draws = uniform(hash64(seed, "split", files.names[number]), rows)
-        splits = np.array(["val", "train", "test"])[np.digitize(draws, [val, max(val, 1 - test)])]
+        files = self.source.files
+        shares = files.shares(self._shares)
+        draws = uniform(hash64(shares.seed, "split", files.names[number]), rows)
+        splits = np.array(["val", "train", "test"])[
+            np.digitize(draws, [shares.val, max(shares.val, 1 - shares.test)])
+        ]
         return rows if files.whole else rows[splits == self._split]
 
     def decode(self, record: Record) -> Sample:

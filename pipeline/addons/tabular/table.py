@@ -45,8 +45,15 @@ from penstock.addons.tabular.frames import (
     read_frame,
 )
 from penstock.datasets.files import DataFile, Files, generated_data
-from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, split_rows, table
-from penstock.files.limits import Count, Fraction, Limits, Seed
+from penstock.datasets.reading.base import (
+    FileDataset,
+    Part,
+    Sample,
+    Shares,
+    Split,
+    table,
+)
+from penstock.files.limits import Count, Limits, Seed
 from penstock.loading.batch import Batch
 from penstock.order.keys import IntArray, hash64
 from penstock.training.objective import Loss, Regression
@@ -144,9 +151,8 @@ class Table(Rows):
         date_format: of strptime, as "%d.%m.%Y"; None: ISO 8601.
         without_target: what becomes of rows whose target is missing.
         delimiter, decimal, encoding, missing: how a CSV is written, see `read_frame`.
-        val_fraction, split_seed: share of the rows that validate, and the seed of the split.
+        shares: of the rows of `file` that validate and test.
         files: access to addresses.
-        test_fraction: share of the rows of `file` that are kept for a test.
 
     Raises:
         DataError: the table is missing, damaged or has no rows; a cell is no number, date or class:
@@ -175,12 +181,10 @@ class Table(Rows):
         decimal: str = ".",
         encoding: str = "utf-8",
         missing: Sequence[str] | None = None,
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
+        shares: Shares = Shares(),
         files: Files | None = None,
-        test_fraction: Fraction = 0.0,
     ) -> None:
-        self._split = (split, val_fraction, split_seed, test_fraction)
+        self._split = split, repr(shares)
         self._format: dict[str, Any] = {
             "delimiter": delimiter,
             "decimal": decimal,
@@ -226,14 +230,9 @@ class Table(Rows):
         self.classes = _classes(frame, target, kind, classes)
         rows, targets = _targets(frame, target, self.classes, without_target)
         training, own = (
-            split_rows(
-                len(rows),
-                part,
-                # With a file for validation, every row of the first one trains, but for a test.
-                0.0 if val_file is not None else val_fraction,
-                split_seed,
-                targets if self.classes else None,
-                test_fraction,
+            # With a file for validation, every row of the first one trains, but for a test.
+            (shares if val_file is None else shares.without("val")).rows(
+                part, len(rows), targets if self.classes else None
             )
             # Training rows are known to every split: all are encoded by what these say.
             for part in ("train", split)
@@ -402,7 +401,7 @@ class DrawnTable(Table):
         target: "left" or "spent".
         count: number of rows of all splits.
         seed: other rows for another seed.
-        columns, exclude, rare, val_fraction, split_seed, test_fraction: as in `Table`.
+        columns, exclude, rare, shares: as in `Table`.
 
     Raises:
         DataError: the data cannot be written.
@@ -418,9 +417,7 @@ class DrawnTable(Table):
         columns: Sequence[str] | None = None,
         exclude: Sequence[str] = (),
         rare: Count = 1,
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
-        test_fraction: Fraction = 0.0,
+        shares: Shares = Shares(),
     ) -> None:
         name = f"{count}-seed{seed}-v1"  # another version when the rows change
         with generated_data(
@@ -434,9 +431,7 @@ class DrawnTable(Table):
                 columns=columns,
                 exclude=[*exclude, "spent" if target == "left" else "left"],
                 rare=rare,
-                val_fraction=val_fraction,
-                split_seed=split_seed,
-                test_fraction=test_fraction,
+                shares=shares,
             )
 
 

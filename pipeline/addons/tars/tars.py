@@ -47,13 +47,14 @@ from penstock.datasets.reading.base import (
     FileDataset,
     Part,
     Sample,
+    Shares,
     Split,
     Table,
     check_split,
 )
 from penstock.datasets.reading.image import Reader, check_reader, decode_image, undecoded
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
+from penstock.files.limits import DEFAULT, Limits
 from penstock.order.keys import IntArray
 from penstock.terminal import watched
 
@@ -81,14 +82,12 @@ class Tars(FileDataset):
             field. Null in all makes a field of every file of the first sample, with jpg, png ... as
             `image`, cls as `label` and txt as `text`.
         classes: names of the classes of `label`, in the order of their numbers.
-        val_fraction: share of the samples that validate; 0 and 1 leave all to one split.
-        split_seed: another seed, another split.
+        shares: of the samples that validate and test; of a stream within chance.
         reader: of images: "torchvision", "pillow" or "skimage".
         cache_dir: for the indexes that `IndexedTars` makes.
         files: how remote archives are fetched and kept.
         lazy: give images undecoded, for a transform that decodes; the build sets it.
         limits: of images, and `record_bytes` of a member, wherever archives are read through.
-        test_fraction: share of the samples to keep for a test.
         dots: at which dot of a file's name that of its sample ends, "first" or "last"; None: the
             first, and names that have digits before another one are refused.
 
@@ -104,32 +103,30 @@ class Tars(FileDataset):
         split: Split = "train",
         fields: Mapping[str, str | None] | None = None,
         classes: Sequence[str] | None = None,
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
+        shares: Shares = Shares(),
         reader: Reader = "torchvision",
         cache_dir: str = "data/cache/tars",
         files: Files | None = None,
         lazy: bool = False,
         limits: Limits = DEFAULT,
-        test_fraction: Fraction = 0.0,
         dots: Dots | None = None,
     ) -> None:
-        check_split(split, val_fraction, test_fraction)
+        check_split(split)
         self.classes, self.reader, self.lazy = [*(classes or [])], check_reader(reader), lazy
         self._split, self._limits, self._dots = split, limits, dots or "first"
         suffixes = (*PLAIN, *COMPRESSED) if isinstance(self, IterableDataset) else PLAIN
         self.files = files_ = RecordFiles.of(root, suffixes, files, split)
-        val, test = files_.shares(val_fraction, test_fraction)
-        if split == "test" and not (files_.whole or test):
+        shares = files_.shares(shares)
+        if split == "test" and not (files_.whole or shares.test):
             raise ConfigError(
                 Problem(
-                    "dataset.test_fraction",
+                    "data.split.test",
                     "is 0, and no archive is named test...: there is no test split",
                 )
             )
-        # Shares of the samples that validate and test, and the seed; None: this split has them all.
-        is_all = files_.whole or (files_.divided and split == "train" and not test)
-        self._division = None if is_all else (val, test, split_seed)
+        # None: this split has all samples.
+        is_all = files_.whole or (files_.divided and split == "train" and not shares.test)
+        self._division = None if is_all else shares
         self._find(cache_dir)
         first = next(self._records(), None)
         if first is None:
@@ -267,13 +264,17 @@ class TarShards(Tars, IterableDataset[Record]):
             return True
         # By its name and not its number: a stream does not know how many there are, and samples
         # that are added later move none.
-        val, test, seed = self._division
+        shares = self._division
         digest = hashlib.blake2b(
-            key.encode("utf-8", "surrogateescape"), digest_size=8, key=str(seed).encode()
+            key.encode("utf-8", "surrogateescape"), digest_size=8, key=str(shares.seed).encode()
         )
         draw = int.from_bytes(digest.digest(), "little")
         return self._split == (
-            "val" if draw < val * 2**64 else "test" if draw >= (1 - test) * 2**64 else "train"
+            "val"
+            if draw < shares.val * 2**64
+            else "test"
+            if draw >= (1 - shares.test) * 2**64
+            else "train"
         )
 
     def __iter__(self) -> Iterator[Record]:
@@ -304,7 +305,7 @@ class TarShards(Tars, IterableDataset[Record]):
 
 
 class IndexedTars(Tars, Dataset[Sample]):
-    """Rows in any order; see `Tars`. `val_fraction` is exact.
+    """Rows in any order; see `Tars`. Shares are exact.
 
     An index that is missing is made and kept: to make that of an archive at an address, all of it
     is fetched, once. Otherwise no more is fetched than the blocks of the samples that are read.
@@ -326,10 +327,8 @@ class IndexedTars(Tars, Dataset[Sample]):
             for name in ("keys", "counts", "endings", "spans")
         )
         self._files = np.cumsum([0, *counts])  # where those of each sample begin
-        val, test, seed = self._division or (0.0, 0.0, 0)
-        self._rows = RowSplit(
-            len(self._keys), self._split if self._division else "train", val, seed, test
-        )
+        own = (self._split, self._division) if self._division else ()
+        self._rows = RowSplit(len(self._keys), *own)
 
     def _index(self, shard: int, written: bytes | None, cache_dir: str) -> index.Index:
         """The index of an archive: that beside it, one that was made before, or one made now."""

@@ -33,9 +33,9 @@ from torch.utils.data import Dataset
 from penstock.addons.storage.files import RecordFiles, Spans
 from penstock.addons.storage.rows import RowSplit
 from penstock.datasets.files import DataFile, Files, Root, open_root
-from penstock.datasets.reading.base import FileDataset, Part, Split
+from penstock.datasets.reading.base import FileDataset, Part, Shares, Split
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import Count, Fraction, Seed
+from penstock.files.limits import Count
 from penstock.order.keys import IntArray
 
 _MAGIC = b"MMIDIDX\0\0"
@@ -59,10 +59,8 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         val_tokens: the same for files that validate; None: rows of `tokens` do.
         dtype: of the tokens in `.bin` files without an index, such as "uint16".
         vocab_size: tokens from this one on are refused; a fact for models.
-        val_fraction, split_seed: share of the rows that validate, evenly spread over them, and the
-            seed of their choice.
+        shares: of the rows that validate and test, evenly spread over them.
         files: access to addresses.
-        test_fraction: share of the rows to keep for a test.
 
     Raises:
         DataError: a file is missing, damaged or of another kind. Where a row lies is compared with
@@ -78,10 +76,8 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         val_tokens: str | Sequence[str] | None = None,
         dtype: str | None = None,
         vocab_size: Count | None = None,
-        val_fraction: Fraction = 0.01,
-        split_seed: Seed = 0,
+        shares: Shares = Shares(0.01),
         files: Files | None = None,
-        test_fraction: Fraction = 0.0,
     ) -> None:
         folder = open_root(root, "the files of tokens", files)
         # Files that validate belong to that split as a whole, and those of `tokens` then all train.
@@ -93,10 +89,9 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         total = int(self._first[-1])
         if not total:
             raise DataError(f"{key}: the files in {str(folder)!r} have no rows.")
-        share = val_fraction if val_tokens is None else float(split == "val")
-        tests = [] if own or not test_fraction else [test_fraction]
-        self._split = RowSplit(total, split, share, split_seed, *tests)
-        self._identity = [split, share, split_seed, "sequences", *tests]
+        if val_tokens is not None:
+            shares = Shares(1.0) if own else shares.without("val")
+        self._split, self._identity = RowSplit(total, split, shares), [split, shares, "sequences"]
         self.vocab_size = vocab_size
 
     def __len__(self) -> int:

@@ -18,8 +18,8 @@ import numpy as np
 from penstock.addons.video.clips import Frames
 from penstock.datasets.files import generated_data
 from penstock.datasets.image_folder import ImageFolder
-from penstock.datasets.reading.base import Split
-from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
+from penstock.datasets.reading.base import Shares, Split
+from penstock.files.limits import DEFAULT, Count, Limits, Seed
 from penstock.order.keys import hash64
 from penstock.terminal import watched
 
@@ -40,7 +40,7 @@ class DrawnMotions(ImageFolder):
         count: of videos of all splits.
         pixels: height and width.
         seed: other videos for another seed.
-        split, val_fraction, split_seed, lazy, limits, test_fraction: as in `ImageFolder`.
+        split, shares, lazy, limits: as in `ImageFolder`.
 
     Raises:
         DataError: the data cannot be written.
@@ -53,11 +53,9 @@ class DrawnMotions(ImageFolder):
         count: Count = 600,
         pixels: Count = 64,
         seed: Seed = 0,
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
+        shares: Shares = Shares(),
         lazy: bool = False,
         limits: Limits = DEFAULT,
-        test_fraction: Fraction = 0.0,
     ) -> None:
         with generated_data(
             root,
@@ -69,11 +67,9 @@ class DrawnMotions(ImageFolder):
                 made,
                 split,
                 extensions=[".mp4"],
-                val_fraction=val_fraction,
-                split_seed=split_seed,
+                shares=shares,
                 lazy=lazy,
                 limits=limits,
-                test_fraction=test_fraction,
             )
 
 

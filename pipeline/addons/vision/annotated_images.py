@@ -1,9 +1,9 @@
 """Images with what people drew on them: boxes of COCO's JSON, or a class for every pixel.
 
-    root/annotations.json        `Coco`: one file, divided by `val_fraction`; or two, with
+    root/annotations.json        `Coco`: one file, divided by `data.split`; or two, with
     root/images/000001.jpg       `val_annotations`
 
-    root/images/a.jpg            `ImageMasks`: divided by `val_fraction`, or already, when both
+    root/images/a.jpg            `ImageMasks`: divided by `data.split`, or already, when both
     root/masks/a.png             folders have "train" and "val"
 
 Cost: one read of the JSON, or one walk over both folders, no image opened; 40 bytes of memory an
@@ -35,9 +35,9 @@ from penstock.datasets.reading.base import (
     FolderDataset,
     Part,
     Sample,
+    Shares,
     Split,
     Table,
-    split_rows,
     table,
 )
 from penstock.datasets.reading.image import (
@@ -50,7 +50,7 @@ from penstock.datasets.reading.image import (
     read_image,
 )
 from penstock.errors import DataError
-from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
+from penstock.files.limits import DEFAULT, Limits
 from penstock.order.keys import IntArray
 from penstock.training.adapter import require
 
@@ -100,16 +100,15 @@ class Coco(AnnotatedImages):
         root: folder of the data; a path or an address.
         split: "train", "val" or "test".
         annotations: the JSON, relative to `root`.
-        val_annotations: that of validation; null: `annotations` is divided by `val_fraction`.
+        val_annotations: that of validation; null: `annotations` is divided by `shares`.
         images: folder that the names in the JSON start from, relative to `root`. A name that is no
             file of it, as a path of another machine, means the file of it with that base name.
         val_images: that of validation, with `val_annotations`; null: `images`.
         masks, keypoints: whether samples have them.
         reader: "torchvision", "pillow" or "skimage".
-        val_fraction, split_seed: share of the images that validate, and the seed of the split.
+        shares: of the images that validate and test.
         files: access to addresses.
         limits: what an image may claim.
-        test_fraction: share of the images of `annotations` to keep for a test.
         orientation: "apply" (also null) turns images as their EXIF says; "ignore" takes them as
             they are stored, as the boxes of some tools do.
 
@@ -131,11 +130,9 @@ class Coco(AnnotatedImages):
         masks: bool = False,
         keypoints: bool = False,
         reader: Reader = "torchvision",
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
+        shares: Shares = Shares(),
         files: Files | None = None,
         limits: Limits = DEFAULT,
-        test_fraction: Fraction = 0.0,
         orientation: Orientation | None = None,
     ) -> None:
         self.reader = check_reader(reader, orientation)
@@ -165,8 +162,8 @@ class Coco(AnnotatedImages):
         rows = np.argsort(names, kind="stable")
         if not validates:
             # A file of its own for validation leaves all of this one to training.
-            shares = val_fraction if val_annotations is None else 0.0, test_fraction
-            rows = rows[split_rows(names[rows], split, shares[0], split_seed, None, shares[1])]
+            left = shares if val_annotations is None else shares.without("val")
+            rows = rows[left.rows(split, names[rows])]
         self.names, self.rows, self._file = names[rows], rows, own
 
     def __getitem__(self, index: int) -> Sample:
@@ -418,11 +415,10 @@ class ImageMasks(AnnotatedImages):
         ignored_color: their colour, for masks of colours; null: every colour is a class's.
         suffix: what the names of masks have more, before the ending: "_mask" for a_mask.png.
         reader: "torchvision", "pillow" or "skimage", of the images; Pillow reads masks.
-        val_fraction, split_seed: share of the images that validate, and the seed of the split;
-            without effect where both folders have "train" and "val" (and "test").
+        shares: of the images that validate and test; without effect where both folders have
+            "train" and "val" (and "test").
         files: access to addresses.
         limits: what a file and an image may claim.
-        test_fraction: share of the images to keep for a test.
         orientation: "apply" (also null) turns images and masks as their own EXIF says; "ignore"
             takes both as they are stored.
 
@@ -445,11 +441,9 @@ class ImageMasks(AnnotatedImages):
         ignored_color: Color | None = None,
         suffix: str = "",
         reader: Reader = "torchvision",
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
+        shares: Shares = Shares(),
         files: Files | None = None,
         limits: Limits = DEFAULT,
-        test_fraction: Fraction = 0.0,
         orientation: Orientation | None = None,
     ) -> None:
         self.reader, self._turns = check_reader(reader, orientation), orientation != "ignore"
@@ -489,11 +483,7 @@ class ImageMasks(AnnotatedImages):
                 "names of masks have more than names of images."
             )
         names = np.array([os.fsencode(name) for name in found])
-        rows = (
-            np.arange(len(names))
-            if divided
-            else split_rows(names, split, val_fraction, split_seed, None, test_fraction)
-        )
+        rows = np.arange(len(names)) if divided else shares.rows(split, names)
         self.names, self._masks.names = (
             names[rows],
             np.array([os.fsencode(by_stem[stem]) for stem in stems])[rows],

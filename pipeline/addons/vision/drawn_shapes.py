@@ -17,8 +17,8 @@ from torchvision import tv_tensors
 from torchvision.ops import masks_to_boxes
 
 from penstock.datasets.files import DataFile
-from penstock.datasets.reading.base import FileDataset, Part, Sample, Split, split_rows
-from penstock.files.limits import Count, Fraction, Seed
+from penstock.datasets.reading.base import FileDataset, Part, Sample, Shares, Split
+from penstock.files.limits import Count, Seed
 from penstock.order.keys import hash64
 
 VERSION = 1  # raise it when the drawings change
@@ -81,8 +81,7 @@ class DrawnShapes(FileDataset, Dataset[Sample]):
         size: height and width in pixels, 32 to 512.
         most: shapes in an image, 1 to 8.
         seed: other images for another seed.
-        val_fraction, split_seed: share of the images that validate, and the seed of the split.
-        test_fraction: share of the images to keep for a test.
+        shares: of the images that validate and test.
     """
 
     def __init__(
@@ -96,12 +95,10 @@ class DrawnShapes(FileDataset, Dataset[Sample]):
         size: Annotated[int, Range(ge=32, le=512)] = 96,
         most: Annotated[int, Range(ge=1, le=8)] = 4,
         seed: Seed = 0,
-        val_fraction: Fraction = 0.2,
-        split_seed: Seed = 0,
-        test_fraction: Fraction = 0.0,
+        shares: Shares = Shares(),
     ) -> None:
         self.fields, self.size, self.most, self.seed = tuple(fields), size, most, seed
-        self.rows = split_rows(count, split, val_fraction, split_seed, None, test_fraction)
+        self.rows = shares.rows(split, count)
         self.classes = ["background", *SIDES]
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from PIL import Image
 from penstock import build_val_loader, compose
 from penstock.addons.splits.division import Division
 from penstock.build.data import DataParts
-from penstock.datasets.reading.base import split_rows
+from penstock.datasets.reading.base import Shares
 from penstock.errors import ConfigError, DataError
 from tests.support import program
 
@@ -39,7 +39,7 @@ def test_shares_are_exact_and_the_order_of_rows_changes_nothing(rows, val, test,
         assert abs(counts[1] - val * rows) <= 1
         assert abs(counts[2] - test * rows) <= 1
         labels = kinds if more else None
-        val_rows = split_rows(names, "val", val, seed, labels)  # as a dataset divides its own
+        val_rows = Shares(val, seed=seed).rows("val", names, labels)  # as a dataset divides its own
         assert np.array_equal(np.flatnonzero(made == 1), val_rows)
         moved = divide(division, {"kind": kinds[order]}, names=names[order])
         assert np.array_equal(moved, made[order])
@@ -99,10 +99,12 @@ def test_any_dataset_is_divided_and_mistakes_are_said_before_it_is_opened(capsys
         (["data.split={va: 0.1}"], "data.split.va:"),
         (["data.split={val: 0.1, group: nobody}"], "no column 'nobody'"),
         (["data.split={val: 0.1, group: a, time: b}"], "divided by group and time; choose one"),
-        (["data.split={val: 0.6, test: 0.5}"], "leave no rows to train on"),
+        (["data.split={val: 0.6, test: 0.5}"], "val is 0.6 and test 0.5; allowed: 0 to 1"),
+        (["data.split.val=1"], "has no rows for the train split"),
         (["data.folds=4"], "data.fold:"),
         (["data.folds=4", "data.fold=4"], "data.fold:"),
-        (["data.split={test: 0.5}"], "says no share that validates"),
+        (["data.split.val=0", "split=val"], "has no rows for the val split"),
+        (["data.split={val: 0, group: label}"], "says no share that validates"),
     ):
         refused = program.run(capsys, *words, *more)
         assert refused.code == 2
@@ -123,6 +125,37 @@ def test_a_class_of_ones_own_that_divides_nothing(monkeypatch):
     rows = [getattr(data, name).dataset for name in ("train", "val", "test")]
     places = sorted(part.rows[place] for part in rows for place in range(len(part)))
     assert places == list(range(len(rows[0].dataset)))
+
+
+def test_no_filter_moves_a_row_to_another_split():
+    words = ["dataset=sequences", "dataset.count=60", "data.split.stratify=label"]
+    one = DataParts(compose(*words, "data.filter='length > 20'", "data.val_filter=[]"))
+    other = DataParts(compose(*words, "data.val_filter='length <= 20'"))
+    parts = [{*part.dataset.rows.tolist()} for data in (one, other) for part in data.splits]
+    assert parts[0] < parts[2]
+    assert parts[3] < parts[1]
+    assert parts[1] | parts[2] == {*range(60)}
+    assert not parts[1] & parts[2]
+
+
+def test_shares_of_what_is_said_and_of_what_is_not(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(1000))
+    np.save(tmp_path / "a.offsets.npy", np.arange(0, 1001, 2))
+    tokens = ["dataset=token_files", f"dataset.root={tmp_path}"]
+    strokes = {"_target_": "penstock.datasets.sequences.SyntheticSequences", "count": 50}
+    own = {"dataset": {**strokes, "count": 40}, "data": {"val_dataset": strokes}}
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset/own.yaml").write_text(f"# @package _global_\n{yaml.safe_dump(own)}")
+    for words, sizes in (
+        (tokens, [495, 5]),
+        ([*tokens, "data.split.test=0.1"], [445, 5]),
+        (["dataset=sequences", "dataset.count=40"], [32, 8]),
+        (["dataset=sequences", "dataset.count=40", "data.split={val: 0, test: 0.25}"], [30, 0]),
+        (["dataset=own", "collate=pad"], [40, 50]),
+        (["dataset=own", "collate=pad", "data.split.test=0.25"], [30, 50]),
+    ):
+        data = DataParts(compose(*words, "transform=none", config_dir=str(tmp_path)))
+        assert [len(data.train.dataset), len(data.val.dataset)] == sizes, words
 
 
 @pytest.mark.thorough
@@ -152,7 +185,7 @@ def rows_of(part):
 
 def test_windows_are_not_dealt_out(capsys):
     pytest.importorskip("penstock.addons.forecasting")
-    words = ["task=digest", "dataset=drawn_series", "data.split={val: 0.5}"]
+    words = ["task=digest", "dataset=drawn_series", "data.split.group=series"]
     refused = program.run(capsys, *words)
     assert refused.code == 2
     assert "windows are divided by time" in refused.err
@@ -183,22 +216,20 @@ def files(tmp_path_factory):
     return root
 
 
-def node(reader, name, validates):
-    share = {"val_fraction": float(validates)}
+def node(reader, name):
     tables = "penstock.addons.tables"
     return {
-        "folder": {"_target_": OURS, "root": name, **share},
+        "folder": {"_target_": OURS, "root": name},
         "torchvision": {"_target_": TORCHS, "root": name},
         "text": {
             "_target_": f"{tables}.table.MappedTable", "root": f"{name}.csv", "text": "text",
-            **share,
         },
-        "parquet": {"_target_": f"{tables}.table.MappedTable", "root": f"{name}.parquet", **share},
+        "parquet": {"_target_": f"{tables}.table.MappedTable", "root": f"{name}.parquet"},
         "stream": {
-            "_target_": f"{tables}.table.StreamedTable", "root": f"{name}.parquet", **share
+            "_target_": f"{tables}.table.StreamedTable", "root": f"{name}.parquet"
         },
-        "images": {**TABLE, "table": f"{name}.csv", "path": "path", "label": "label", **share},
-        "labels": {**TABLE, "table": f"{name}.csv", "path": "path", "labels": "label", **share},
+        "images": {**TABLE, "table": f"{name}.csv", "path": "path", "label": "label"},
+        "labels": {**TABLE, "table": f"{name}.csv", "path": "path", "labels": "label"},
     }[reader]  # fmt: skip
 
 
@@ -218,8 +249,8 @@ def pairs(reader, batch):
 def opened(reader, train, val, monkeypatch, files, build=build_val_loader):
     monkeypatch.chdir(files)
     (files / "conf" / "dataset").mkdir(parents=True, exist_ok=True)
-    other = {"val_dataset": node(reader, val, True)}
-    text = yaml.safe_dump({"dataset": node(reader, train, False), "data": other})
+    other = {"val_dataset": node(reader, val)}
+    text = yaml.safe_dump({"dataset": node(reader, train), "data": other})
     (files / "conf" / "dataset" / "two.yaml").write_text(f"# @package _global_\n{text}")
     words = ["transform=none", "collate=list", "loader=debug", "batch.size=8"]
     words += ["objective=classification", *SAMPLERS.get(reader, [])]

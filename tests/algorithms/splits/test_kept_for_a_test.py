@@ -1,4 +1,4 @@
-"""`dataset.test_fraction` of every dataset of files: three splits without a common row, and all."""
+"""`data.split.test` of every dataset of files: three splits without a common row, and all."""
 
 import io
 import json
@@ -13,6 +13,7 @@ from PIL import Image
 
 from penstock import compose
 from penstock.build.data import DataParts
+from penstock.datasets.reading.base import Shares
 from penstock.errors import ConfigError
 from penstock.order.plan import is_stream
 from tests.support import program
@@ -20,7 +21,7 @@ from tests.support import program
 rows = pytest.importorskip("penstock.addons.storage.rows")
 
 COUNT = 40
-SHARES = ["dataset.val_fraction=0.25", "+dataset.test_fraction=0.25"]
+SHARES = ["data.split.val=0.25", "data.split.test=0.25"]
 
 
 @given(
@@ -28,7 +29,7 @@ SHARES = ["dataset.val_fraction=0.25", "+dataset.test_fraction=0.25"]
 )
 def test_rows_that_are_computed(total, val, test, seed):
     def of(split, test=test):
-        made = rows.RowSplit(total, split, val, seed, test)
+        made = rows.RowSplit(total, split, Shares(val, test, seed))
         return made.rows(np.arange(len(made))).tolist()
 
     parts = [of("train"), of("val"), of("test")]
@@ -161,14 +162,14 @@ def test_files_that_are_named_for_a_test_are_it(tmp_path):
         list(range(20)), list(range(20, 30)), list(range(30, 40))
     ]  # fmt: skip
     (tmp_path / "test-0.parquet").unlink()
-    train, test = of("train", test_fraction=0.2), of("test", test_fraction=0.2)
+    train, test = of("train", shares=Shares(test=0.2)), of("test", shares=Shares(test=0.2))
     assert sorted(train + test) == list(range(20))
     assert len(test) == 4
 
 
 def test_a_stream_is_not_divided_by_rows(tmp_path, capsys):
     words, _ = delimited_stream(tmp_path)
-    more = ["data.split={val: 0.2}", "trainer.max_steps=1", "task=digest", "steps=1"]
+    more = ["data.split.group=label", "trainer.max_steps=1", "task=digest", "steps=1"]
     refused = program.run(capsys, *words, *more)
     assert refused.code == 2
     assert "data.split: StreamedTable is a stream" in refused.err

@@ -318,7 +318,7 @@ def compose(root, *overrides):
     return penstock.compose(
         "dataset=image_folder",
         f"dataset.root={root}",
-        "dataset.val_fraction=0.0",
+        "data.split.val=0.0",
         *([] if "transform=images" in overrides else fast),
         "batch.size=5",
         "loader=debug",

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from penstock.datasets.arrays import Arrays
+from penstock.datasets.reading.base import Shares
 from penstock.errors import DataError
 
 
@@ -89,7 +90,7 @@ def test_a_batch_at_once_is_bit_equal(classes):
 )
 def test_kinds_of_numbers(tmp_path, stored, given):
     inputs = np.array([[0, 1], [1, 0], [1, 1]]).astype(stored)
-    data = Arrays(str(write(tmp_path, inputs, np.zeros(3, int))), val_fraction=0.0)
+    data = Arrays(str(write(tmp_path, inputs, np.zeros(3, int))), shares=Shares(0.0))
     assert str(data[0]["input"].dtype) == f"torch.{given}"
     assert data[1]["input"].tolist() == [1, 0]
 
@@ -102,7 +103,10 @@ def test_it_travels_to_workers(classes):
 
 
 def test_the_fingerprint(classes):
-    prints = {Arrays(str(classes)).fingerprint, Arrays(str(classes), split_seed=1).fingerprint}
+    prints = {
+        Arrays(str(classes)).fingerprint,
+        Arrays(str(classes), shares=Shares(seed=1)).fingerprint,
+    }
     assert Arrays(str(classes)).fingerprint in prints
     inputs = np.load(classes / "inputs.npy")
     inputs[17, 3] += 1

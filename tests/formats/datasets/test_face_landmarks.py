@@ -10,6 +10,7 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from penstock.datasets.face_landmarks import FaceLandmarks
+from penstock.datasets.reading.base import Shares
 from penstock.errors import DataError
 from penstock.loading.encoded import notices
 from tests.support.face_folder import read_csv, write_csv, write_faces
@@ -28,7 +29,7 @@ def refused(folder, match, **arguments):
 
 
 def test_a_sample(folder):
-    data = FaceLandmarks(str(folder), val_fraction=0.0)
+    data = FaceLandmarks(str(folder), shares=Shares(0.0))
     sample = data[3]
     assert isinstance(sample["image"], tv_tensors.Image)
     assert sample["image"].shape == (3, 33, 40)
@@ -61,11 +62,11 @@ def test_the_order_of_rows_changes_nothing(tmp_path):
 
 def test_the_fingerprint_tells_data_apart(tmp_path):
     folder = write_faces(tmp_path / "a")
-    before = FaceLandmarks(str(folder), val_fraction=0.0)
+    before = FaceLandmarks(str(folder), shares=Shares(0.0))
     prints = {before.fingerprint, FaceLandmarks(str(folder)).fingerprint}
-    prints.add(FaceLandmarks(str(folder), val_fraction=0.0, reader="pillow").fingerprint)
+    prints.add(FaceLandmarks(str(folder), shares=Shares(0.0), reader="pillow").fingerprint)
     write_csv(folder, put(4, 10, "17.5")(read_csv(folder)))
-    prints.add(FaceLandmarks(str(folder), val_fraction=0.0).fingerprint)
+    prints.add(FaceLandmarks(str(folder), shares=Shares(0.0)).fingerprint)
     assert len(prints) == 4
 
 
@@ -80,7 +81,7 @@ def test_it_travels_to_workers(folder):
 def test_columns_in_any_order_and_others_between(folder):
     rows = read_csv(folder)
     write_csv(folder, [[*row[::-1], "note"] for row in rows])
-    data = FaceLandmarks(str(folder), val_fraction=0.0)
+    data = FaceLandmarks(str(folder), shares=Shares(0.0))
     assert data[3]["landmarks"][2].tolist() == [304.0, 305.0]
 
 
@@ -140,7 +141,7 @@ def test_few_landmarks_and_images_in_subfolders(tmp_path):
     (folder / "more").mkdir()
     (folder / "03.jpg").rename(folder / "more" / "03.jpg")
     write_csv(folder, put(5, 0, "more/03.jpg")(read_csv(folder)))
-    data = FaceLandmarks(str(folder), val_fraction=0.0)
+    data = FaceLandmarks(str(folder), shares=Shares(0.0))
     assert data.facts["num_landmarks"] == 5
     assert data.path(9).endswith("more/03.jpg")
     assert data[9]["image"].shape == (3, 33, 40)
@@ -153,7 +154,7 @@ def test_a_missing_image_names_file_and_line(folder):
 
 
 def test_an_image_that_vanishes_is_named(folder):
-    data = FaceLandmarks(str(folder), val_fraction=0.0)
+    data = FaceLandmarks(str(folder), shares=Shares(0.0))
     (folder / "04.jpg").unlink()
     with pytest.raises(DataError, match=r"04\.jpg' cannot be read: No such file"):
         data[4]
@@ -167,8 +168,8 @@ def test_faces_that_exif_turns_are_told_and_can_be_taken_as_stored(folder):
         with Image.open(folder / name) as image:
             image.save(folder / name, exif=exif)
     notices.clear()
-    upright = FaceLandmarks(str(folder), val_fraction=0.0)
-    stored = FaceLandmarks(str(folder), val_fraction=0.0, orientation="ignore")
+    upright = FaceLandmarks(str(folder), shares=Shares(0.0))
+    stored = FaceLandmarks(str(folder), shares=Shares(0.0), orientation="ignore")
     assert stored[2]["image"].shape == (3, 32, 40)
     assert not notices
     assert upright[2]["image"].shape == (3, 40, 32)

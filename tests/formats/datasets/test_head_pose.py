@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from penstock.datasets.face_landmarks import POSES, head_poses
+from penstock.datasets.reading.base import Shares
 from penstock.datasets.synthetic_faces import SyntheticFaces
 
 
@@ -23,7 +24,7 @@ def test_the_nose_tells_the_pose_whatever_the_roll():
 
 
 def test_drawn_faces_have_poses_to_balance_by(tmp_path):
-    table = SyntheticFaces(str(tmp_path), count=60, size=32, val_fraction=0).metadata
+    table = SyntheticFaces(str(tmp_path), count=60, size=32, shares=Shares(0)).metadata
     assert isinstance(table, pd.DataFrame)
     counts = table["pose"].value_counts()
     assert set(counts.index) == set(POSES)

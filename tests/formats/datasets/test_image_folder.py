@@ -9,6 +9,7 @@ from torchvision import tv_tensors
 
 from penstock import compose
 from penstock.datasets.image_folder import ImageFolder
+from penstock.datasets.reading.base import Shares
 from penstock.errors import ConfigError, DataError
 
 INSECTS = Path(__file__).parents[3].parent / "shared" / "data" / "hymenoptera"
@@ -43,7 +44,7 @@ def divided(tmp_path):
 
 
 def test_a_sample(flat):
-    data = ImageFolder(str(flat), val_fraction=0.0)
+    data = ImageFolder(str(flat), shares=Shares(0.0))
     assert len(data) == 12
     sample = data[9]
     assert isinstance(sample["image"], tv_tensors.Image)
@@ -54,7 +55,7 @@ def test_a_sample(flat):
 
 
 def test_each_class_is_divided_alike(flat):
-    train, val = (ImageFolder(str(flat), split, val_fraction=0.25) for split in ("train", "val"))
+    train, val = (ImageFolder(str(flat), split, shares=Shares(0.25)) for split in ("train", "val"))
     assert (len(train), len(val)) == (9, 3)
     assert val.labels.tolist() == [0, 0, 1]
     assert not set(train.metadata["path"]) & set(val.metadata["path"])
@@ -73,7 +74,7 @@ def test_facts_metadata_and_classes(flat):
 
 
 def test_folders_that_are_divided_already(divided):
-    train, val = ImageFolder(str(divided)), ImageFolder(str(divided), "val", val_fraction=0.9)
+    train, val = ImageFolder(str(divided)), ImageFolder(str(divided), "val", shares=Shares(0.9))
     assert train.labels.tolist() == [0, 0, 1]
     assert val.labels.tolist() == [0, 1]
     assert Path(val.path(1)) == divided / "val" / "dog" / "4.jpg"

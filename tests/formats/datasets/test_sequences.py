@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.datasets.reading.base import Shares
 from penstock.datasets.sequences import Sequences, SyntheticSequences
 from penstock.errors import DataError
 
@@ -32,7 +33,7 @@ def refused(folder, match):
 
 
 def test_samples(folder):
-    data = Sequences(str(folder), val_fraction=0.0)
+    data = Sequences(str(folder), shares=Shares(0.0))
     assert [len(data[index]["sequence"]) for index in range(10)] == LENGTHS
     sample = data[2]
     assert sample["sequence"].dtype == torch.float32
@@ -98,7 +99,7 @@ def test_missing_files(folder):
 
 
 def test_a_value_that_is_not_finite(folder):
-    data = Sequences(str(changed(folder, "values", (7, 1), np.nan)), val_fraction=0.0)
+    data = Sequences(str(changed(folder, "values", (7, 1), np.nan)), shares=Shares(0.0))
     said = r"values\.npy', row 7 \(sequence 2, step 3\), feature 1: nan is not finite"
     with pytest.raises(DataError, match=said):
         data[2]
@@ -119,7 +120,7 @@ def test_strokes(tmp_path):
 
 
 def test_strokes_turn_as_their_class_says(tmp_path):
-    data = SyntheticSequences(str(tmp_path), count=200, val_fraction=0.0)
+    data = SyntheticSequences(str(tmp_path), count=200, shares=Shares(0.0))
     means = []
     for index in range(len(data)):
         before, after = data[index]["sequence"][:-1].T, data[index]["sequence"][1:].T

@@ -7,6 +7,7 @@ import pytest
 
 from penstock import compose
 from penstock.datasets.files import generated_folder
+from penstock.datasets.reading.base import Shares
 from penstock.datasets.sequences import SyntheticSequences
 from penstock.datasets.synthetic_faces import SyntheticFaces, draw_face
 from penstock.errors import ConfigError, DataError
@@ -47,7 +48,7 @@ def test_the_bytes_are_pinned(tmp_path):
 
 def test_a_face_is_mirrored_by_its_pairs(tmp_path):
     """The mean of many faces is its own mirror, as transforms that flip landmarks take it."""
-    marks = SyntheticFaces(str(tmp_path), count=400, size=32, val_fraction=0.0).landmarks
+    marks = SyntheticFaces(str(tmp_path), count=400, size=32, shares=Shares(0.0)).landmarks
     middle = marks.mean(0)
     pairs = [(0, 16), (17, 26), (21, 22), (36, 45), (39, 42), (37, 44), (41, 46), (31, 35)]
     for left, right in [*pairs, (48, 54), (50, 52), (59, 55), (60, 64), (67, 65)]:

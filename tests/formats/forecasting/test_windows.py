@@ -7,6 +7,7 @@ import torch
 
 from penstock.addons.forecasting.objective import DLinear, Mase, SeasonalNaive
 from penstock.addons.forecasting.windows import Windows
+from penstock.datasets.reading.base import Shares
 from penstock.errors import ConfigError, DataError
 
 DAYS = 100
@@ -70,7 +71,7 @@ def test_no_step_of_training_stands_in_a_window_of_validation(gap):
 
 
 def test_the_last_steps_are_kept_for_a_test():
-    splits = {"val_fraction": 0.3, "test_fraction": 0.2, "gap": 2}
+    splits = {"shares": Shares(0.3, 0.2), "gap": 2}
     train, val, test = (windows(frame(), split, **splits) for split in ("train", "val", "test"))
     assert [len(part) // 2 for part in (train, val, test)] == [48 - 13, 28 - 13, 20 - 13]
     ends = [part.times[part.starts.max() + 13] for part in (train, val)]
@@ -158,7 +159,7 @@ def test_what_is_wrong_with_options_is_reported_with_the_key():
         with pytest.raises(ConfigError, match=message):
             windows(data, **options)
     with pytest.raises(ConfigError, match=r"dataset\.past: .*the part for val:"):
-        windows(data, "val", val_fraction=0.1)
+        windows(data, "val", shares=Shares(0.1))
 
 
 def test_mase_is_that_of_its_definition():

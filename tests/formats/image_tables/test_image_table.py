@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from penstock.addons.image_tables.image_table import DrawnScenes, ImageTable
+from penstock.datasets.reading.base import Shares
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits
 from penstock.loading.encoded import EncodedImage
@@ -95,7 +96,8 @@ def test_splits_keep_classes_and_what_a_column_says(folder):
     assert val.metadata["class"].value_counts().to_dict() == {"cat": 6, "dog": 2}
     assert len(table(folder, "val", split_column="part")) == 8
     splits = [
-        table(folder, split, test_fraction=0.1, label="label") for split in ("train", "val", "test")
+        table(folder, split, shares=Shares(test=0.1), label="label")
+        for split in ("train", "val", "test")
     ]
     assert [len(split) for split in splits] == [28, 8, 4]
     assert {*splits[1].names} == {*val.names}
@@ -173,7 +175,7 @@ def test_drawn_scenes_say_what_is_in_them(tmp_path):
     caption, words = data[0]["caption"], data.fields["labels"][0].nonzero()[0]
     assert all(data.classes[word] in caption for word in words)
     # A larger number begins with the same pictures.
-    more = DrawnScenes(str(tmp_path), count=8, val_fraction=0.0)
+    more = DrawnScenes(str(tmp_path), count=8, shares=Shares(0.0))
     names = {*data.names}
     for name in names:
         first, second = (next(tmp_path.glob(f"{n}x64*")) / name.decode() for n in (6, 8))

@@ -61,7 +61,7 @@ def write_texts(root):
     root.mkdir()
     for number in range(12):
         (root / f"{number}.txt").write_text("é\n\f".join("word " * n for n in range(1, 6)))
-    return [f"dataset.root={root}", "dataset.val_fraction=0.3", "transform=text", *TEXTS]
+    return [f"dataset.root={root}", "data.split.val=0.3", "transform=text", *TEXTS]
 
 
 def write_arrays(root):
@@ -75,7 +75,7 @@ def write_tokens(root):
     draw = np.random.default_rng(0)
     sequences = [draw.integers(0, 50, size).tolist() for size in draw.integers(1, 30, 40)]
     write_pair(root, sequences=sequences, documents=[0, 40])
-    return [f"dataset.root={root}", "dataset.val_fraction=0.2", "dataset.vocab_size=50"]
+    return [f"dataset.root={root}", "data.split.val=0.2", "dataset.vocab_size=50"]
 
 
 def write_sequences(root):

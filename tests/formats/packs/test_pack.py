@@ -290,7 +290,7 @@ def photos(tmp_path):
         else:
             image.save(path.with_suffix(".jpg"), exif=tags, quality=95)
     words = ["dataset=image_folder", f"dataset.root={tmp_path / 'photos'}", "batch.size=4"]
-    words += ["dataset.val_fraction=0.0", f"cache_dir={tmp_path / 'cache'}", "pack.size=48"]
+    words += ["data.split.val=0.0", f"cache_dir={tmp_path / 'cache'}", "pack.size=48"]
     return [*words, "loader.num_workers=2"]
 
 

@@ -27,6 +27,7 @@ from penstock.addons.tars.tars import IndexedTars, TarShards
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder
+from penstock.datasets.reading.base import Shares
 from penstock.distributed.world import World
 from penstock.errors import DataError
 from penstock.loading.batch import hash_of_rows, row_hashes
@@ -45,7 +46,7 @@ from tests.support.token_pairs import write_pair
 pytest.importorskip("obstore")
 
 ROWS, SIZE, MIDDLE = 36, 4, 3
-EVERYTHING = {"val_fraction": 0.0}
+EVERYTHING = {"shares": Shares(0.0)}
 KINDS = {
     "files": lambda root, **more: ImageFolder(root, **EVERYTHING, **more),
     "tars": lambda root, **more: TarShards(root, **EVERYTHING, **more),

@@ -19,6 +19,7 @@ from penstock.addons.storage import index
 from penstock.addons.storage.blocks import BLOCK
 from penstock.addons.storage.files import RecordFiles, Spans, expand_braces, split_of
 from penstock.datasets.files import Files, local_file
+from penstock.datasets.reading.base import Shares
 from penstock.errors import ConfigError, DataError, UnreachableError
 from tests.support import warm
 from tests.support.program import run
@@ -364,6 +365,6 @@ def test_files_that_names_divide(tmp_path):
         assert len(files) == names
         assert files.divided
         assert files.tested
-        assert files.shares(0.1, 0.2) == (0.0, 0.0)
+        assert files.shares(Shares(0.1, 0.2, 3)) == Shares(0.0, 0.0, 3)
     with pytest.raises(DataError, match=r"has no file that ends in \.y"):
         RecordFiles.of(str(tmp_path), [".y"])

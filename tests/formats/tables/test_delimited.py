@@ -13,6 +13,7 @@ import pytest
 import penstock
 from penstock.addons.tables.table import MappedTable, StreamedTable
 from penstock.build.training import TrainingParts
+from penstock.datasets.reading.base import Shares
 from penstock.errors import ConfigError, DataError
 
 CLASSES = ["ham", "spam"]
@@ -27,7 +28,7 @@ def mapped(tmp_path):
         if content:
             (tmp_path / name).write_bytes(content.encode())
         return MappedTable(
-            str(tmp_path / name), split, **{"val_fraction": 0.0, "text": "text", **arguments}
+            str(tmp_path / name), split, **{"shares": Shares(0.0), "text": "text", **arguments}
         )
 
     return make
@@ -38,7 +39,7 @@ def stream(tmp_path):
     """Make a stream of some files."""
 
     def make(split="train", root=None, **arguments):
-        arguments = {"val_fraction": 0.0, "classes": CLASSES, "text": "text", **arguments}
+        arguments = {"shares": Shares(0.0), "classes": CLASSES, "text": "text", **arguments}
         return StreamedTable(str(root or tmp_path), split, **arguments)
 
     return make
@@ -90,7 +91,7 @@ def test_a_table_of_numbers_is_a_csv_too(tmp_path):
         '{"x":1,"y":0.5,"label":"cat"}\n{"x":2,"y":1.5,"label":"dog"}'
     )
     for name in ("a.csv", "a.jsonl"):
-        data = MappedTable(str(tmp_path / name), val_fraction=0.0)
+        data = MappedTable(str(tmp_path / name), shares=Shares(0.0))
         assert [(one["x"], float(one["y"]), one["label"]) for one in all_of(data)] == [
             (1, 0.5, 0),
             (2, 1.5, 1),
@@ -102,7 +103,7 @@ def test_a_file_that_validates_has_the_classes_of_training(mapped, tmp_path):
     (tmp_path / "val-fewer.tsv").write_text(tsv([("c", "x"), ("b", "y")]))
     (tmp_path / "val-more.tsv").write_text(tsv([("a", "x"), ("d", "y")]))
     fewer, more = ({"name": f"{{train,val-{name}}}.tsv"} for name in ("fewer", "more"))
-    assert [one["label"] for one in all_of(mapped(**fewer, val_fraction=0.2))] == [2, 1, 0]
+    assert [one["label"] for one in all_of(mapped(**fewer, shares=Shares(0.2)))] == [2, 1, 0]
     val = mapped(split="val", **fewer)
     assert (val.classes, [one["label"] for one in all_of(val)]) == (["a", "b", "c"], [2, 1])
     more = mapped(split="val", **more)
@@ -112,7 +113,7 @@ def test_a_file_that_validates_has_the_classes_of_training(mapped, tmp_path):
 
 
 def test_metadata_is_what_the_samples_are(mapped):
-    data = mapped(tsv(rows_of(2000), "\r\n"), val_fraction=0.3)
+    data = mapped(tsv(rows_of(2000), "\r\n"), shares=Shares(0.3))
     found, samples = data.metadata, all_of(data)
     assert {*found.columns} == {"length", "label", "class"}
     assert found["label"].tolist() == [sample["label"] for sample in samples]
@@ -246,7 +247,7 @@ def test_every_row_behind_the_first_block_comes_once(tmp_path, change, arguments
     text = "x,text\n" + "".join(f'{n},"{words}{n}"\n' for n in range(6_000))
     file, encoding = tmp_path / "a.csv", arguments.get("encoding", "utf-8")
     file.write_bytes(change(text).encode(encoding))
-    how = {"val_fraction": 0.0, "cache_dir": str(tmp_path / "c"), **arguments}
+    how = {"shares": Shares(0.0), "cache_dir": str(tmp_path / "c"), **arguments}
     rows = [
         (int(one["x"]), int(one["text"].split()[-1]))
         for one in all_of(MappedTable(str(file), **how))
@@ -308,7 +309,7 @@ def test_files_have_the_types_of_the_first(mapped, stream, tmp_path):
         ({"header": False}, r"no column 'text' \(there are f0, f1\)"),
         ({"classes": ["a", "a"]}, r"dataset\.classes: .*different texts"),
         ({"split": "tests"}, r"data\.split"),
-        ({"val_fraction": 2}, r"dataset\.val_fraction"),
+        ({"types": {"n": "int"}}, r"dataset\.types: there is no column 'n'"),
         ({"text": "words"}, r"dataset\.text: there is no column 'words'"),
     ],
 )
@@ -337,15 +338,15 @@ def test_shards_are_files_and_a_stream_gives_all_of_them(stream, tmp_path, packe
 def test_a_stream_divides_records_for_good(stream, tmp_path):
     rows = rows_of(2000)
     (tmp_path / "a.tsv").write_text(tsv(rows))
-    train, val = (table(all_of(stream(split, val_fraction=0.2))) for split in ("train", "val"))
+    train, val = (table(all_of(stream(split, shares=Shares(0.2)))) for split in ("train", "val"))
     assert sorted(train + val) == sorted(rows)
     assert 340 < len(val) < 460
     (tmp_path / "a.tsv").write_text(tsv(rows + rows_of(500)))
-    assert table(all_of(stream("val", val_fraction=0.2)))[: len(val)] == val
+    assert table(all_of(stream("val", shares=Shares(0.2))))[: len(val)] == val
     (tmp_path / "a.tsv").rename(tmp_path / "train-a.tsv")
     (tmp_path / "val-b.tsv").write_text(tsv(rows_of(7)))
-    assert table(all_of(stream(val_fraction=0.5))) == rows + rows_of(500)
-    assert table(all_of(stream("val", val_fraction=0.5))) == rows_of(7)
+    assert table(all_of(stream(shares=Shares(0.5)))) == rows + rows_of(500)
+    assert table(all_of(stream("val", shares=Shares(0.5)))) == rows_of(7)
 
 
 def test_a_compressed_file_that_was_cut_off(stream, tmp_path):
@@ -381,7 +382,7 @@ def test_a_stream_gives_each_record_once_to_any_readers(tmp_path, sharded):
     found = []
     for workers in (0, 2):
         loader = [f"loader.num_workers={workers}", "loader.backend=thread"]
-        arguments = ["dataset.classes=[ham,spam]", "dataset.val_fraction=0", *sharded, *loader]
+        arguments = ["dataset.classes=[ham,spam]", "data.split.val=0", *sharded, *loader]
         parts = parts_of(tmp_path, *arguments, dataset="delimited_stream")
         with parts.data.train.loader() as batches:
             found.append([(batch["text"], batch["label"].tolist()) for batch in batches])

@@ -14,6 +14,7 @@ from penstock.addons.mixtures.mixture import Mixture
 from penstock.addons.tables.table import MappedTable, StreamedTable
 from penstock.addons.tabular.table import Table
 from penstock.datasets.arrays import Arrays
+from penstock.datasets.reading.base import Shares
 from penstock.errors import ConfigError, DataError
 from penstock.loading.bad_samples import BadSamples
 from penstock.loading.collate import Pad, Stack
@@ -93,7 +94,7 @@ def tables(draw):
 def test_any_table(table, suffix, group, seed, fraction, pad, tmp_path_factory):
     root = tmp_path_factory.mktemp("table")
     write(root / f"x.{suffix}", table, group=group)
-    options = {"val_fraction": fraction, "cache_dir": str(root)}
+    options = {"shares": Shares(fraction), "cache_dir": str(root)}
     collate = Pad(value=3) if pad else Stack()
     data, other = (MappedTable(str(root), **options) for _ in range(2))
     requests = requests_of(data, seed=seed)
@@ -119,11 +120,11 @@ def table(tmp_path):
 
 
 def test_batches_take_no_samples(table, monkeypatch):
-    data = MappedTable(str(table), val_fraction=0.0)
+    data = MappedTable(str(table), shares=Shares(0.0))
     work = Fetch(data, None, Pad(), 0)
     assert gathers(work, monkeypatch)
     assert_same(made(work, requests_of(data, seed=1)), by_sample(work, requests_of(data, seed=1)))
-    stream = StreamedTable(str(table), val_fraction=0.0, fields={"number": None, "vector": None})
+    stream = StreamedTable(str(table), shares=Shares(0.0), fields={"number": None, "vector": None})
     work = StreamFetch(stream, None, Stack(), 0, plan=StreamPlan(StreamOrder(0, 25, True), 6))
     monkeypatch.setattr(StreamedTable, "_samples", never)
     assert sorted(work(StreamRequest(0, 0))["number"].tolist()) != list(range(6))
@@ -148,7 +149,7 @@ def test_a_copy_reads_anew(table):
 
 
 def test_a_filter(table, monkeypatch):
-    data = MappedTable(str(table), val_fraction=0.0)
+    data = MappedTable(str(table), shares=Shares(0.0))
     kept = KeptRows(data, np.arange(50) % 3 > 0, {})
     work = Fetch(kept, None, Pad(), 0)
     monkeypatch.setattr(MappedTable, "_samples", never)
@@ -162,8 +163,8 @@ def test_a_mixture(table, tmp_path_factory, monkeypatch):
     write(more / "x.parquet", make(9, first=50, image=None), group=4)
     fields = dict.fromkeys(["number", "real", "text", "label", "vector"])
     sources = {
-        "one": MappedTable(str(table), val_fraction=0.0, fields=fields),
-        "other": MappedTable(str(more), val_fraction=0.0, fields=fields),
+        "one": MappedTable(str(table), shares=Shares(0.0), fields=fields),
+        "other": MappedTable(str(more), shares=Shares(0.0), fields=fields),
     }
     data = Mixture(sources)
     work = Fetch(data, None, Pad(), 0)
@@ -176,7 +177,7 @@ def test_a_mixture(table, tmp_path_factory, monkeypatch):
 def test_a_mixture_of_other_types(table, tmp_path_factory):
     more = tmp_path_factory.mktemp("more")
     write(more / "x.parquet", pa.table({"number": [0.5, 1.5]}))
-    few = {"fields": {"number": None}, "val_fraction": 0.0}
+    few = {"fields": {"number": None}, "shares": Shares(0.0)}
     data = Mixture({n: MappedTable(str(p), **few) for n, p in {"a": table, "b": more}.items()})
     work = Fetch(data, None, Stack(), 0)
     requests = [Plan(Sequential(52), 6).request(0, step) for step in (0, 8)]
@@ -247,14 +248,14 @@ class Wrapped:
     "make_one", [Doubled, lambda root, **how: Wrapped(MappedTable(root, **how))]
 )
 def test_samples_of_ones_own(table, make_one):
-    data = make_one(str(table), val_fraction=0.0)
+    data = make_one(str(table), shares=Shares(0.0))
     assert data.fetches_batches
     batch = Fetch(data, None, Stack(), 0)(requests_of(data)[0])
     assert batch["double"].tolist() == [0, 2, 4, 6, 8, 10]
 
 
 def test_a_transform_of_samples(table):
-    data = MappedTable(str(table), val_fraction=0.0)
+    data = MappedTable(str(table), shares=Shares(0.0))
     work = Fetch(data, lambda sample: {"x": sample["number"] + 1}, Stack(), 0)
     assert work(requests_of(data)[0])["x"].tolist() == [1, 2, 3, 4, 5, 6]
 
@@ -264,7 +265,7 @@ def test_a_bad_row_is_found(action, tmp_path):
     values = [float(row) for row in range(30)]
     values[17] = float("inf")
     write(tmp_path / "x.parquet", pa.table({"x": values, "n": pa.array([*range(29), None])}))
-    data = MappedTable(str(tmp_path), val_fraction=0.0)
+    data = MappedTable(str(tmp_path), shares=Shares(0.0))
     work = Fetch(data, None, Stack(), 0, bad=BadSamples(action, sampler=Sequential(len(data))))
     batches = made(work, requests_of(data))
     if action == "raise":
@@ -275,7 +276,7 @@ def test_a_bad_row_is_found(action, tmp_path):
 
 
 def test_lists_of_different_lengths_cannot_be_stacked(table):
-    data = MappedTable(str(table), val_fraction=0.0, fields={"sequence": None})
+    data = MappedTable(str(table), shares=Shares(0.0), fields={"sequence": None})
     assert "field 'sequence': " in made(Fetch(data, None, Stack(), 0), requests_of(data))[0]
 
 
@@ -298,7 +299,7 @@ JOINED = {"features": {"columns": ["real", "number", "flag"]}, "whole": {"column
 
 
 def test_columns_that_are_put_together(table, monkeypatch):
-    data = MappedTable(str(table), val_fraction=0.0, fields=JOINED)
+    data = MappedTable(str(table), shares=Shares(0.0), fields=JOINED)
     assert torch.equal(data[7]["features"], torch.tensor([7 / 4, 7.0, 0.0]))
     assert torch.equal(data[7]["whole"], torch.tensor([7]))
     assert data.facts["num_features"] == 3
@@ -310,7 +311,7 @@ def test_columns_that_are_put_together(table, monkeypatch):
 
 def test_a_bad_cell_of_columns_that_are_put_together(tmp_path):
     write(tmp_path / "x.parquet", pa.table({"a": [1.0, 2.0], "b": pa.array([1, None])}))
-    data = MappedTable(str(tmp_path), val_fraction=0.0, fields={"x": {"columns": ["a", "b"]}})
+    data = MappedTable(str(tmp_path), shares=Shares(0.0), fields={"x": {"columns": ["a", "b"]}})
     with pytest.raises(DataError, match=r"row 1, .*column 'b': None is no finite number"):
         data[1]
 
@@ -340,7 +341,7 @@ def test_columns_that_are_put_together_otherwise_are_other_data(tmp_path):
 
     def fingerprint(*columns):
         fields = {"x": {"columns": list(columns)}}
-        return MappedTable(str(tmp_path), fields=fields, val_fraction=0.0).fingerprint
+        return MappedTable(str(tmp_path), fields=fields, shares=Shares(0.0)).fingerprint
 
     assert fingerprint("a b", "c") != fingerprint("a", "b c")
     assert fingerprint("a", "c") != fingerprint("c", "a")

@@ -9,6 +9,7 @@ from tests.support.table_files import picture
 hugging = pytest.importorskip("datasets")
 
 from penstock.addons.tables.table import MappedTable, StreamedTable  # noqa: E402
+from penstock.datasets.reading.base import Shares  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ def rows(count):
 def test_every_feature_has_the_value_that_datasets_gives(tmp_path):
     saved = rows(10)
     saved.save_to_disk(tmp_path / "one")
-    data = MappedTable(str(tmp_path / "one"), val_fraction=0.0)
+    data = MappedTable(str(tmp_path / "one"), shares=Shares(0.0))
     assert (len(data), data.classes) == (10, ["b", "a"])
     assert data.facts == {"num_classes": 2, "num_outputs": 2, "num_features": 3}
     for row in (0, 3, 9):
@@ -55,7 +56,7 @@ def test_every_feature_has_the_value_that_datasets_gives(tmp_path):
         for name in ("real", "list", "matrix", "open"):
             assert np.array_equal(sample[name].numpy(), np.array(expected[name], np.float32))
         assert torch.equal(sample["image"], torch.full((3, 8, 8), row, dtype=torch.uint8))
-    stream = StreamedTable(str(tmp_path / "one"), val_fraction=0.0)
+    stream = StreamedTable(str(tmp_path / "one"), shares=Shares(0.0))
     assert [stream.decode(record)["kind"] for record in stream] == list(saved["kind"])
 
 

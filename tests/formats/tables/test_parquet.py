@@ -11,6 +11,7 @@ from penstock.addons.filters.expressions import Expression
 from penstock.addons.storage.rows import RowSplit, TableRows, rows_before
 from penstock.addons.tables.table import MappedTable, StreamedTable
 from penstock.datasets.files import Files
+from penstock.datasets.reading.base import Shares
 from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import List
 from penstock.loading.fetch import Fetch
@@ -25,7 +26,7 @@ from tests.support.table_files import FORMATS, make, pa, picture, pq, tensors, w
 
 
 def everything(root, **arguments):
-    return MappedTable(str(root), val_fraction=0.0, **arguments)
+    return MappedTable(str(root), shares=Shares(0.0), **arguments)
 
 
 def numbers(data):
@@ -174,7 +175,9 @@ def test_rows_are_divided_once(table):
         found = [sample["number"] for data in (train, val) for sample in all_of(data)]
         assert sorted(found) == list(range(43))
     assert sorted(sample["number"] for sample in all_of(train)) == numbers(MappedTable(str(table)))
-    others = [len(set(numbers(MappedTable(str(table), split_seed=seed)))) for seed in range(3)]
+    others = [
+        len(set(numbers(MappedTable(str(table), shares=Shares(seed=seed))))) for seed in range(3)
+    ]
     assert others == [34] * 3
 
 
@@ -251,7 +254,7 @@ def test_the_fingerprint(table, tmp_path):
 
 
 def test_the_shards_of_a_stream(table):
-    stream = StreamedTable(str(table), val_fraction=0.0)
+    stream = StreamedTable(str(table), shares=Shares(0.0))
     assert list(stream.shard_lengths()) == [10, 10, 5, 10, 8]
     assert len(stream) == 43
     records = list(stream)
@@ -286,8 +289,8 @@ def test_rows_before_bounds():
         RowSplit(25),
         TableRows(np.array([1, 4, 5, 24])),
         TableRows(np.array([], int)),
-        RowSplit(25, "train", 0.2, 0),
-        RowSplit(25, "val", 0.2, 0),
+        RowSplit(25, "train", Shares(0.2)),
+        RowSplit(25, "val", Shares(0.2)),
     ):
         listed = rows.rows(np.arange(len(rows)))
         assert rows_before(rows, bounds).tolist() == np.searchsorted(listed, bounds).tolist()
@@ -362,7 +365,7 @@ def test_a_bad_cell_costs_its_own_row_only(name, tmp_path):
     write(tmp_path / "a.parquet", make(3, **{column: pa.array(values)}), group=2)
     write(tmp_path / "b.parquet", make(3, **{column: pa.array(values)}), group=2)
     data = everything(tmp_path, fields={column: None})
-    stream = StreamedTable(str(tmp_path), val_fraction=0.0, fields={column: None})
+    stream = StreamedTable(str(tmp_path), shares=Shares(0.0), fields={column: None})
     for row in (0, 2, 3, 5):
         data[row]
     record = list(stream)[4]
@@ -401,11 +404,11 @@ def test_a_compressed_stream(tmp_path):
 @pytest.mark.parametrize("kind", [MappedTable, StreamedTable])
 def test_files_at_an_address(table, tmp_path_factory, kind):
     shelf = Shelf({f"data/{path.name}": path.read_bytes() for path in table.iterdir()})
-    local = kind(str(table), val_fraction=0.0)
+    local = kind(str(table), shares=Shares(0.0))
     with InThread(shelf) as port:
         files = Files(str(tmp_path_factory.mktemp("cache")))
         root = f"http://127.0.0.1:{port}/data/{{a,b}}.parquet"
-        data = kind(root, val_fraction=0.0, files=files)
+        data = kind(root, shares=Shares(0.0), files=files)
         found = [sample["number"] for sample in all_of(data)]
         assert found == [sample["number"] for sample in all_of(local)]
         assert data.fingerprint == local.fingerprint
@@ -445,6 +448,6 @@ def test_the_table_of_metadata_keeps_whole_numbers_with_gaps(tmp_path):
     numbers = [2**53, None, 2**53 + 1, 2**53 + 3]
     table = pa.table({"id": pa.array(numbers * 5, pa.int64()), "label": ["u", "v"] * 10})
     pq.write_table(table, tmp_path / "a.parquet")
-    data = MappedTable(str(tmp_path), fields={"label": None}, val_fraction=0.0)
+    data = MappedTable(str(tmp_path), fields={"label": None}, shares=Shares(0.0))
     assert data.metadata["id"].dropna().unique().tolist() == numbers[:1] + numbers[2:]
     assert Expression(f"id == {2**53 + 1}").mask(data.metadata).sum() == 5

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.addons.tables.plain_text import PlainText, write_stories
 from penstock.addons.tables.read import documents
+from penstock.datasets.reading.base import Shares
 from penstock.errors import DataError
 
 
@@ -32,7 +33,7 @@ def texts_of(data):
 
 
 def test_files_are_divided_and_their_pages_are_documents(folder):
-    train, val = (made(folder, split, val_fraction=0.3) for split in ("train", "val"))
+    train, val = (made(folder, split, shares=Shares(0.3)) for split in ("train", "val"))
     everything = [f"{word} {number}\n" for number in range(10) for word in ("text", "another")]
     assert sorted(texts_of(train) + texts_of(val)) == sorted([*everything, "caf\u00e9"])
     files = []
@@ -50,11 +51,11 @@ def test_a_single_file_is_divided_by_its_documents(tmp_path):
     # A mark of UTF-8 is no text, and a separator of Unicode ends no line.
     lines = "".join(f"ham\tmessage\u2028 {number}\r\n" for number in range(50))
     path.write_bytes(f"\ufeff{lines}\n\n".encode())
-    train, val = (made(path, split, val_fraction=0.2) for split in ("train", "val"))
+    train, val = (made(path, split, shares=Shares(0.2)) for split in ("train", "val"))
     assert (len(train), len(val)) == (40, 10)
     assert not {*texts_of(train)} & {*texts_of(val)}
     assert all(text.startswith("ham\tmessage\u2028 ") for text in texts_of(train))
-    assert len(made(path, val_fraction=0.0, lines=False)) == 1
+    assert len(made(path, shares=Shares(0.0), lines=False)) == 1
 
 
 @pytest.mark.parametrize("longest", [3, 7, 30, 10_000])
@@ -100,8 +101,8 @@ def test_another_encoding(folder):
     with pytest.raises(
         DataError, match=r"latin\.txt' cannot be read: .*position 3.*; .*dataset\.encoding"
     ):
-        made(folder, val_fraction=0.0)
-    assert "caf\u00e9" in texts_of(made(folder, val_fraction=0.0, encoding="latin-1"))
+        made(folder, shares=Shares(0.0))
+    assert "caf\u00e9" in texts_of(made(folder, shares=Shares(0.0), encoding="latin-1"))
     for name in ("klingon", "zip"):
         with pytest.raises(DataError, match=r"dataset\.encoding"):
             made(folder, encoding=name)
@@ -120,7 +121,7 @@ def test_folders_without_text_are_refused(tmp_path, files, message):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):  # one of the two splits is empty
-        [made(tmp_path, split, val_fraction=0.5) for split in ("train", "val")]
+        [made(tmp_path, split, shares=Shares(0.5)) for split in ("train", "val")]
 
 
 def test_drawn_stories_are_the_same_everywhere(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from penstock.addons.tabular.table import Table, TableMlp
+from penstock.datasets.reading.base import Shares
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import DEFAULT
 
@@ -90,7 +91,9 @@ def test_validation_rows_say_nothing_to_training():
 
 def test_rows_are_kept_for_a_test():
     data = frame()
-    splits = [Table(data, "sold", name, test_fraction=0.25) for name in ("train", "val", "test")]
+    splits = [
+        Table(data, "sold", name, shares=Shares(test=0.25)) for name in ("train", "val", "test")
+    ]
     assert [len(split) for split in splits] == [33, 12, 15]
     assert sorted(row for split in splits for row in split.rows) == list(range(ROWS))
     assert len({split.encoding["numbers"][0]["mean"] for split in splits}) == 1
@@ -150,18 +153,18 @@ def test_columns_are_what_they_are_said_to_be(tmp_path):
         dates=["day"],
         date_format="%d.%m.%Y",
         exclude=["size"],
-        val_fraction=0,
+        shares=Shares(0),
     )
     assert data.encoding["categories"]["zip"] == [f"0{n}" for n in range(9)]
     assert data.names[0] == "day"
     assert data.classes == []
     assert Table(str(path), "y", exclude=["size", "day"]).classes == [str(n) for n in range(9)]
     gaps = pd.DataFrame({"x": [1, 2, 3, 4], "z": [4, 5.5, 6, np.nan]})
-    kept = Table(gaps, "z", without_target="skip", val_fraction=0)
+    kept = Table(gaps, "z", without_target="skip", shares=Shares(0))
     assert kept.rows.tolist() == [0, 1, 2]
     assert kept[1]["target"].tolist() == 5.5
     rare = pd.DataFrame({"c": list("aaabbc"), "y": [0, 1, 0, 1, 0, 1]})
-    assert Table(rare, "y", rare=2, val_fraction=0).encoding["categories"]["c"] == ["a", "b"]
+    assert Table(rare, "y", rare=2, shares=Shares(0)).encoding["categories"]["c"] == ["a", "b"]
 
 
 def test_categories_of_a_validation_file_are_those_of_training(tmp_path):
@@ -208,7 +211,7 @@ BAD = {
 def test_what_is_wrong_with_a_file_is_reported_with_its_row(tmp_path, text):
     (tmp_path / "t.csv").write_text(text, encoding="latin-1")
     with pytest.raises(DataError, match=r"(?s)t\.csv'|column 'b'") as raised:
-        Table(str(tmp_path / "t.csv"), "a", numbers=["b"], val_fraction=0)
+        Table(str(tmp_path / "t.csv"), "a", numbers=["b"], shares=Shares(0))
     assert re.search(BAD[text], str(raised.value))
 
 
@@ -223,8 +226,8 @@ def test_what_is_wrong_with_options_is_reported_with_the_key(tmp_path):
         with pytest.raises(ConfigError, match=message):
             Table(data, **options)
     with pytest.raises(ConfigError, match=r"300 different texts.*dataset\.exclude=\[name\]"):
-        Table(names, "y", val_fraction=0)
-    assert Table(names, "y", categories=["name"], val_fraction=0).facts["cardinalities"] == [302]
+        Table(names, "y", shares=Shares(0))
+    assert Table(names, "y", categories=["name"], shares=Shares(0)).facts["cardinalities"] == [302]
     with pytest.raises(DataError, match=r"cannot be read: No such file.*dataset\.root"):
         Table(str(tmp_path / "none.csv"), "y")
     frame().to_parquet(tmp_path / "l.parquet")
@@ -241,7 +244,7 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path):
     for column, other in (("plain", "coded"), ("coded", "plain")):
         with pytest.raises(DataError, match=r"t\.parquet' cannot be read: .*Invalid UTF8"):
             Table(str(tmp_path / "t.parquet"), "y", columns=[column], exclude=[other])
-    assert len(Table(str(tmp_path / "t.parquet"), "y", exclude=[*columns], val_fraction=0)) == 3
+    assert len(Table(str(tmp_path / "t.parquet"), "y", exclude=[*columns], shares=Shares(0))) == 3
 
 
 def test_models_take_any_columns():

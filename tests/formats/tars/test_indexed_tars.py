@@ -128,7 +128,7 @@ def test_crops_are_decoded_as_those_of_files(tmp_path):
         config = penstock.compose(
             f"dataset={dataset}",
             f"dataset.root={tmp_path / root}",
-            "dataset.val_fraction=0",
+            "data.split.val=0",
             "transform=images_fast",
             "transform.train.decode.size=32",
             "batch.size=4",

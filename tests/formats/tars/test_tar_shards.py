@@ -16,6 +16,7 @@ from torchvision import tv_tensors
 from penstock import build_train_loader, compose
 from penstock.addons.tars.index import read_samples
 from penstock.addons.tars.tars import IndexedTars, TarShards
+from penstock.datasets.reading.base import Shares
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits
 from penstock.loading import encoded
@@ -83,7 +84,7 @@ def root(tmp_path):
 
 
 def everything(root, **arguments):
-    return TarShards(str(root), val_fraction=0.0, **arguments)
+    return TarShards(str(root), shares=Shares(0.0), **arguments)
 
 
 def decoded(data):
@@ -128,10 +129,10 @@ def test_samples_are_divided_once(root, tmp_path):
     train, val = (decoded(TarShards(str(root), split)) for split in ("train", "val"))
     assert sorted(train + val) == list(range(23))
     assert 1 <= len(val) <= 12
-    assert decoded(TarShards(str(root), "val", val_fraction=1.0)) == list(range(23))
-    more = decoded(TarShards(str(root), "val", val_fraction=0.5))
+    assert decoded(TarShards(str(root), "val", shares=Shares(1.0))) == list(range(23))
+    more = decoded(TarShards(str(root), "val", shares=Shares(0.5)))
     assert set(val) < set(more)
-    assert decoded(TarShards(str(root), "val", val_fraction=0.5, split_seed=1)) != more
+    assert decoded(TarShards(str(root), "val", shares=Shares(0.5, seed=1))) != more
 
 
 def test_archives_that_are_divided_by_name(tmp_path):
@@ -306,7 +307,7 @@ def dotted(root, *names, **arguments):
     """The labels that each reader finds in an archive of pictures and classes of these names."""
     files = [(f"{n}.{end}", parts(i)[end]) for i, n in enumerate(names) for end in ("png", "cls")]
     (root / "a.tar").write_bytes(archive(files))
-    common = {"val_fraction": 0.0, "classes": ["a", "b", "c"], **arguments}
+    common = {"shares": Shares(0.0), "classes": ["a", "b", "c"], **arguments}
     stream = TarShards(str(root), **common)
     rows = IndexedTars(str(root), cache_dir=str(root / "cache"), **common)
     assert [stream.decode(one)["label"] for one in stream] == [row["label"] for row in rows]

@@ -7,6 +7,7 @@ import torch
 from penstock.addons.tables.table import MappedTable
 from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.sequence_packing import SequencePacking
+from penstock.datasets.reading.base import Shares
 from penstock.loading.bad_samples import BadSamples
 from penstock.loading.fetch import Fetch
 from penstock.order.plan import Plan
@@ -29,7 +30,7 @@ def data(tmp_path):
         "note": pa.array([f"row {row}" for row in range(ROWS)]),
     }
     write(tmp_path / "x.parquet", pa.table(table), group=7)
-    return MappedTable(str(tmp_path), val_fraction=0.0), lengths
+    return MappedTable(str(tmp_path), shares=Shares(0.0)), lengths
 
 
 def requests_of(sampler, size):

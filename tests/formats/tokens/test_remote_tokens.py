@@ -5,6 +5,7 @@ import pytest
 
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.datasets.files import Files
+from penstock.datasets.reading.base import Shares
 from penstock.errors import DataError
 from tests.support.store_server import InThread, Shelf
 from tests.support.token_pairs import write_pair
@@ -38,7 +39,9 @@ def served(folder, **options):
 def opened(root, cache, files=None, **options):
     given = {"timeout": 1, **(files or {})}  # what ends too soon is waited for as long
     files = Files(cache_dir=str(cache), retries=8, first_wait=0.01, **given)
-    return TokenFiles(str(root), files=files, **{"dtype": "uint16", "val_fraction": 0.0, **options})
+    return TokenFiles(
+        str(root), files=files, **{"dtype": "uint16", "shares": Shares(0.0), **options}
+    )
 
 
 def test_tokens_that_cannot_be_read_by_blocks_are_refused_as_on_a_disk(folder, tmp_path):

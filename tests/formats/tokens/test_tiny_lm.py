@@ -9,7 +9,7 @@ from tests.support.program import run
 
 TINY = ["experiment=tiny_lm", "transform.train.tokenize.size=300", "sampler.tokens=32"]
 TINY += ["model.width=16", "model.layers=1", "model.heads=2", "batch.size=4", "loader=debug"]
-TINY += ["dataset.val_fraction=0.2", "dataset.root=text", "tracker=none", "cache_dir=cache"]
+TINY += ["data.split.val=0.2", "dataset.root=text", "tracker=none", "cache_dir=cache"]
 
 
 @pytest.fixture

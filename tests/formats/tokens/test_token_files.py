@@ -15,6 +15,7 @@ import penstock
 from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.build.data import DataParts
+from penstock.datasets.reading.base import Shares
 from penstock.errors import ConfigError, DataError, PenstockError
 from tests.support.program import ROOT, run
 from tests.support.token_pairs import CODES, DOCUMENTS, write_pair
@@ -25,7 +26,7 @@ def rows_of(data):
 
 
 def read(folder, **options):
-    return TokenFiles(str(folder), **{"val_fraction": 0.0, **options})
+    return TokenFiles(str(folder), **{"shares": Shares(0.0), **options})
 
 
 @pytest.mark.parametrize("kind", CODES)
@@ -95,12 +96,12 @@ def test_the_page_makes_offsets_of_tokens_that_end_documents(tmp_path, monkeypat
 
 def test_splits_are_chosen_or_lie_in_files_of_their_own(tmp_path):
     folder = write_pair(tmp_path / "a", "web", [[n] for n in range(50)], [0, 50])
-    train, val = (read(folder, split=split, val_fraction=0.1) for split in ("train", "val"))
+    train, val = (read(folder, split=split, shares=Shares(0.1)) for split in ("train", "val"))
     assert (len(train), len(val)) == (45, 5)
     assert sorted(rows_of(train) + rows_of(val)) == [[n] for n in range(50)]
     assert np.asarray(val.lengths).tolist() == [1] * 5
     write_pair(folder, "books", [[1, 2]], [0, 1])
-    own = {"tokens": "web.bin", "val_tokens": "books.bin", "val_fraction": 0.1}
+    own = {"tokens": "web.bin", "val_tokens": "books.bin", "shares": Shares(0.1)}
     assert rows_of(read(folder, split="val", **own)) == [[1, 2]]
     assert len(read(folder, split="train", **own)) == 50
 
@@ -180,7 +181,7 @@ def batches_of(folder, *overrides, hashed=False):
     config = penstock.compose(
         "dataset=token_files",
         f"dataset.root={folder}",
-        "dataset.val_fraction=0.0",
+        "data.split.val=0.0",
         "sampler.tokens=12",
         "sampler.window=8",
         "batch.size=2",

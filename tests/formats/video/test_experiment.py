@@ -9,7 +9,7 @@ from tests.support.program import run
 pytest.importorskip("av")
 SMALL = ["dataset.root=data", "dataset.count=12", "dataset.frames=4", "dataset.pixels=32"]
 SMALL += ["transform.train.crop.size=[32,32]", "batch.size=4", "tracker=none", "cache_dir=cache"]
-SMALL += ["experiment=video", "dataset.val_fraction=0.34"]
+SMALL += ["experiment=video", "data.split.val=0.34"]
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from faster_coco_eval.core import mask as coco_mask
 from PIL import Image
 
 from penstock.addons.vision.annotated_images import Coco
+from penstock.datasets.reading.base import Shares
 from penstock.errors import DataError
 
 WIDTH, HEIGHT = 20, 12
@@ -75,7 +76,7 @@ def written(folder, data):
 
 def test_boxes_masks_and_keypoints(tmp_path):
     root = written(tmp_path, content())
-    data = Coco(root, "train", masks=True, keypoints=True, val_fraction=0.0)
+    data = Coco(root, "train", masks=True, keypoints=True, shares=Shares(0.0))
     assert data.classes == ["background", "cat", "owl"]
     sample = data[0]
     # One has no width, and is left out; one is cut at the border.
@@ -143,20 +144,20 @@ def test_what_cannot_be_is_refused(tmp_path, data, said):
 def test_outlines_that_do_not_fit_are_refused(tmp_path, outline):
     root = written(tmp_path, changed("annotations", 0, segmentation=outline))
     with pytest.raises(DataError, match=r"7\.png': a segmentation is"):
-        Coco(root, masks=True, val_fraction=0.0)[0]
+        Coco(root, masks=True, shares=Shares(0.0))[0]
 
 
 def test_outlines_far_outside_cost_no_more_than_the_picture(tmp_path):
     far = [[-9e8, -9e8, 9e8, -9e8, 9e8, 9e8, -9e8, 9e8]]
     root = written(tmp_path, changed("annotations", 0, segmentation=far))
-    assert Coco(root, masks=True, val_fraction=0.0)[0]["masks"][0].all()
+    assert Coco(root, masks=True, shares=Shares(0.0))[0]["masks"][0].all()
 
 
 def test_a_picture_of_another_size_is_refused(tmp_path):
     root = written(tmp_path, content())
     Image.new("RGB", (WIDTH + 1, HEIGHT)).save(tmp_path / "images/7.png")
     with pytest.raises(DataError, match="21 x 12 pixels, and 20 x 12 in its annotations"):
-        Coco(root, val_fraction=0.0)[0]
+        Coco(root, shares=Shares(0.0))[0]
 
 
 def test_two_files_have_the_same_categories(tmp_path):
@@ -193,7 +194,7 @@ def test_a_category_above_others_without_objects_is_no_class(tmp_path, caplog):
     data["categories"] += [{"id": 0, "name": "zoo"}, {"id": 4, "name": "dog"}]
     data["categories"][1]["supercategory"] = "cat"  # as COCO's person is its own
     root = written(tmp_path, data)
-    one = Coco(root, val_fraction=0.0)
+    one = Coco(root, shares=Shares(0.0))
     assert one.classes == ["background", "cat", "dog", "owl"]
     assert one[0]["labels"].tolist() == [1, 3, 1]
     assert "2 categories have no object" in caplog.text
@@ -216,11 +217,11 @@ def windows(name):
 )
 def test_paths_of_other_machines_end_in_a_file_of_the_folder(tmp_path, path, caplog):
     data = content()
-    plain = Coco(written(tmp_path, data), masks=True, val_fraction=0.0)
+    plain = Coco(written(tmp_path, data), masks=True, shares=Shares(0.0))
     for own in data["images"]:
         own["file_name"] = path(own["file_name"])
     data["images"][2]["file_name"] = "9.png"
-    read = Coco(written(tmp_path, data), masks=True, val_fraction=0.0)
+    read = Coco(written(tmp_path, data), masks=True, shares=Shares(0.0))
     assert read.fingerprint == plain.fingerprint
     assert "2 of 3 files are found by their base name" in caplog.text
 
@@ -229,7 +230,7 @@ def test_letters_of_names_are_those_of_the_folder(tmp_path):
     data = changed("images", 0, file_name="u\u0308b%20er.png")  # as macOS and URLs have them
     written(tmp_path, data)
     (tmp_path / "images/7.png").rename(tmp_path / "images/\u00fcb er.png")
-    names = Coco(str(tmp_path), val_fraction=0.0).metadata["path"]
+    names = Coco(str(tmp_path), shares=Shares(0.0)).metadata["path"]
     assert any(name.endswith("/\u00fcb er.png") for name in names)
 
 
@@ -237,7 +238,7 @@ def test_what_is_left_out_and_cut_is_counted(tmp_path, caplog):
     data = content()
     data["annotations"][0]["bbox"] = [20.4, 2, 3, 4]  # outside by a tool's rounding
     root = written(tmp_path, data)
-    assert len(Coco(root, val_fraction=0.0)[0]["boxes"]) == 2
+    assert len(Coco(root, shares=Shares(0.0))[0]["boxes"]) == 2
     assert "2 of 4 objects have a box without width or height" in caplog.text
     assert "2 of 4 objects have a box that is cut" in caplog.text
     assert "2 of 3 images have no object" in caplog.text
@@ -251,7 +252,7 @@ def test_an_outline_of_several_polygons_is_what_any_of_them_covers(tmp_path):
     generator = np.random.default_rng(0)
     several = [[round(float(n), 1) for n in generator.uniform(0, 12, 6)] for _ in range(9)]
     root = written(tmp_path, changed("annotations", 0, segmentation=several))
-    together = Coco(root, masks=True, val_fraction=0.0)[0]["masks"][0].numpy()
+    together = Coco(root, masks=True, shares=Shares(0.0))[0]["masks"][0].numpy()
     each = coco_mask.decode(coco_mask.frPyObjects(several, HEIGHT, WIDTH)).astype(bool)
     assert each.any(-1).sum() > each.sum((0, 1)).max()
     assert np.array_equal(together, each.any(-1))
@@ -279,13 +280,13 @@ def turned(root, orientation, size, told=None, count=5):
 def test_boxes_of_the_stored_and_of_the_upright_pictures(tmp_path):
     root = turned(tmp_path / "a", 6, (60, 40))
     with pytest.raises(DataError, match=r"60 x 40 in its annotations.*orientation=ignore"):
-        Coco(root, val_fraction=0.0)[1]
-    for sample in Coco(root, val_fraction=0.0, orientation="ignore"):
+        Coco(root, shares=Shares(0.0))[1]
+    for sample in Coco(root, shares=Shares(0.0), orientation="ignore"):
         left, top, right, bottom = sample["boxes"][0].int().tolist()
         red = (sample["image"][0] == 230).numpy()
         assert red[top:bottom, left:right].all()
         assert red.sum() == (bottom - top) * (right - left)
     root = turned(tmp_path / "b", 6, (60, 40), (40, 60))
-    assert Coco(root, val_fraction=0.0)[1]["image"].shape == (3, 60, 40)
+    assert Coco(root, shares=Shares(0.0))[1]["image"].shape == (3, 60, 40)
     with pytest.raises(DataError, match=r"40 x 60 in its annotations.*dataset\.orientation"):
-        Coco(root, val_fraction=0.0, orientation="ignore")[1]
+        Coco(root, shares=Shares(0.0), orientation="ignore")[1]

@@ -8,6 +8,7 @@ from PIL import Image
 
 from penstock import build_train_loader, compose
 from penstock.addons.vision.annotated_images import ImageMasks
+from penstock.datasets.reading.base import Shares
 from penstock.errors import ConfigError, DataError
 from tests.support.program import run
 
@@ -36,7 +37,7 @@ def test_numbers_palettes_and_colours_give_the_same(tmp_path):
     }
     for kind, (mask, classes, ignored) in kinds.items():
         root = written(tmp_path / kind, mask)
-        data = ImageMasks(root, classes, val_fraction=0.0, ignored_color=ignored)
+        data = ImageMasks(root, classes, shares=Shares(0.0), ignored_color=ignored)
         assert data[0]["mask"].tolist() == NUMBERS.tolist(), kind
         assert data.classes == NAMES
 
@@ -58,7 +59,7 @@ def test_divided_folders_and_suffixes(tmp_path):
     ],
 )
 def test_masks_that_do_not_fit_are_refused(tmp_path, mask, classes, said):
-    data = ImageMasks(written(tmp_path, mask), classes, val_fraction=0.0)
+    data = ImageMasks(written(tmp_path, mask), classes, shares=Shares(0.0))
     with pytest.raises(DataError, match=said):
         data[0]
 
@@ -68,7 +69,7 @@ def test_damaged_and_missing_masks_are_refused(tmp_path):
     path = tmp_path / "masks/a.png"
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(DataError, match="is no image, truncated or damaged"):
-        ImageMasks(root, NAMES, val_fraction=0.0)[0]
+        ImageMasks(root, NAMES, shares=Shares(0.0))[0]
     path.unlink()
     with pytest.raises(DataError, match=r"1 of 1 images have no mask, the first .*masks/a\."):
         ImageMasks(root, NAMES)
@@ -100,12 +101,12 @@ def test_masks_of_pictures_that_exif_turns(tmp_path):
     with pytest.raises(
         DataError, match=r"4 x 2 in its mask .*a\.png'.* dataset.orientation=ignore"
     ):
-        ImageMasks(root, NAMES, val_fraction=0.0)[0]
-    data = ImageMasks(root, NAMES, val_fraction=0.0, orientation="ignore")
+        ImageMasks(root, NAMES, shares=Shares(0.0))[0]
+    data = ImageMasks(root, NAMES, shares=Shares(0.0), orientation="ignore")
     assert data[0]["image"].shape == (3, 2, 4)
     # A mask that is turned as its picture is.
     Image.fromarray(NUMBERS).save(tmp_path / "masks/a.png", exif=exif)
-    turned = ImageMasks(root, NAMES, val_fraction=0.0)[0]["mask"]
+    turned = ImageMasks(root, NAMES, shares=Shares(0.0))[0]["mask"]
     assert turned.tolist() == np.rot90(NUMBERS, -1).tolist()
 
 
@@ -131,7 +132,7 @@ def many(folder, values, ending="png"):
     ],
 )
 def test_classes_without_a_pixel_are_told_before_training(tmp_path, caplog, values, classes, said):
-    ImageMasks(many(tmp_path / "a", values), classes, val_fraction=0.0)
+    ImageMasks(many(tmp_path / "a", values), classes, shares=Shares(0.0))
     assert (re.search(said, caplog.text) is not None) if said else not caplog.text
 
 
@@ -141,7 +142,7 @@ def test_masks_of_0_and_255_are_read_by_colours(tmp_path, caplog):
     assert '"dataset.classes={floor: [0,0,0], cat: [255,255,255]}"' in caplog.text
     caplog.clear()
     colors = {"floor": [0, 0, 0], "cat": [255, 255, 255]}
-    mask = ImageMasks(root, colors, val_fraction=0.0)[0]["mask"]
+    mask = ImageMasks(root, colors, shares=Shares(0.0))[0]["mask"]
     assert not caplog.text
     assert mask.unique().tolist() == [0, 1]
 
@@ -182,7 +183,7 @@ def test_masks_of_other_depths(tmp_path, mode):
     kinds = {"1": bool, "I;16": "<u2", "I;16B": ">u2", "I": "<i4"}
     image = Image.fromarray(numbers.astype(kinds[mode]))
     root = written(tmp_path, image, name="a.tif")
-    assert ImageMasks(root, NAMES, val_fraction=0.0)[0]["mask"].tolist() == numbers.tolist()
+    assert ImageMasks(root, NAMES, shares=Shares(0.0))[0]["mask"].tolist() == numbers.tolist()
 
 
 def test_a_mask_of_several_pages_is_refused(tmp_path):
@@ -191,7 +192,7 @@ def test_a_mask_of_several_pages_is_refused(tmp_path):
     (path,) = tmp_path.rglob("masks/a.tif")
     pages[0].save(path, save_all=True, append_images=pages[1:])
     with pytest.raises(DataError, match="several pages"):
-        ImageMasks(root, NAMES, val_fraction=0.0)[0]
+        ImageMasks(root, NAMES, shares=Shares(0.0))[0]
 
 
 V2 = "torchvision.transforms.v2"

@@ -37,7 +37,7 @@ def trained(place, capsys, monkeypatch):
                 pixels = generator.integers(0, 255, (40, 40, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number:02}.png")
         (place / "new" / "03.png").write_bytes((place / "new" / "03.png").read_bytes()[:200])
-        words = ["dataset=image_folder", "dataset.root=pictures", "+dataset.test_fraction=0.2"]
+        words = ["dataset=image_folder", "dataset.root=pictures", "data.split.test=0.2"]
         assert program.run(capsys, *words, *QUICK, "run_dir=run").code == 0
     return place / "run"
 
@@ -54,7 +54,7 @@ class Unknown(Metric):
 
 def test_a_metric_of_nan_leaves_a_manifest_that_can_be_read(trained, capsys):
     words = ["--trust", "tests", f"+objective.metrics.odd={{_target_: {__name__}.Unknown}}"]
-    data = ["dataset=image_folder", "dataset.root=pictures", "+dataset.test_fraction=0.2"]
+    data = ["dataset=image_folder", "dataset.root=pictures", "data.split.test=0.2"]
     done = program.run(capsys, *words, *data, *QUICK, "run_dir=odd", "trainer.monitor=loss")
     assert done.code == 0, done.err
     for said in ("odd", "measured once"):

@@ -158,7 +158,7 @@ torchvision.datasets.LSUN torchvision.datasets.folder.default_loader torch.utils
 torchvision.transforms.v2.functional.register_kernel torchvision.transforms.Resize skimage.io.imread
 torchmetrics.text.bert.BERTScore tοrch.nn.Linear torchmetrics.image.fid.FrechetInceptionDistance skimage.color.rgb2gray
 torchmetrics.functional.accuracy penstock.runs.checkpoint.load penstock.order.samplers.hash64 penstock.config.targets.make
-penstock.command.main penstock.files.disk.Path penstock.datasets.reading.base.split_rows
+penstock.command.main penstock.files.disk.Path penstock.datasets.reading.base.ranked
 penstock.datasets.face_landmarks.read_image torch.nn.functional.torch.hub.load torch.nn.modules.module.torch.load
 torch.utils.data.dataloader.os.system torch.nn.Module.__class__ torch.optim.lr_scheduler.warnings.sys.exit
 penstock.order.samplers.np.load torch.nn.Linear() penstock.datasets.face_landmarks.os.system

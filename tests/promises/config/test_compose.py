@@ -132,9 +132,9 @@ RANGES = [
     ("sampler=subset sampler.indices=[1.5]", "a valid integer"),
     ("sampler=subset sampler.indices=[3,true]", "a valid integer"),
     ("sampler=subset sampler.indices=[100000000000000000000]", "less than or equal to 92233720"),
-    ("dataset.split_seed=18446744073709551616", "less than or equal to 18446744073709551615"),
+    ("data.split.seed=18446744073709551616", "less than or equal to 18446744073709551615"),
     ("dataset.count=9223372036854775808", "less than or equal to 9223372036854775807"),
-    ("dataset.val_fraction=1.01", "less than or equal to 1"),
+    ("data.split.val=1.01", "less than or equal to 1"),
     ("seed=18446744073709551616", "less than or equal"),
     ("task=digest epoch=100000000000000000000000", "less than or equal"),
 ]
@@ -144,8 +144,6 @@ RANGES = [
 @pytest.mark.parametrize(("overrides", "message"), RANGES, ids=[words for words, _ in RANGES])
 def test_a_number_outside_of_its_range_is_refused_with_the_range(overrides, message):
     *others, last = overrides.split()
-    if last.startswith("dataset.split_seed"):
-        last = f"+{last}"
     key = last.partition("=")[0].lstrip("+")
     assert message in only(key, "task=digest", *others, last)
 
@@ -248,8 +246,8 @@ def test_a_search_path_and_a_group_in_another_package(own):
 
 
 def test_signs_before_keys():
-    config = penstock.compose("+dataset.split_seed=3", "++batch.size=8", "++dataset.count=40")
-    assert (config.dataset["split_seed"], config.batch.size, config.dataset["count"]) == (3, 8, 40)
+    config = penstock.compose("+optimizer.eps=0.1", "++batch.size=8", "++dataset.count=40")
+    assert (config.optimizer["eps"], config.batch.size, config.dataset["count"]) == (0.1, 8, 40)
     config = penstock.compose("~dataset.root", "~transform.train.flip", "task=digest")
     assert "root" not in config.dataset, "also what is null"
     assert "flip" not in config.transform.train

@@ -86,7 +86,7 @@ def test_a_sampler_that_learns_the_epoch_has_its_order_behind_a_checkpoint(batch
 
 
 def test_the_other_splits(tmp_path):
-    data = DataModule(compose(*SMALL, "+dataset.test_fraction=0.2"))
+    data = DataModule(compose(*SMALL, "data.split.test=0.2"))
     (counted,) = trainer(tmp_path).validate(Module(), datamodule=data, verbose=False)
     assert counted["rows"] > 0
     (counted,) = trainer(tmp_path).test(Module(), datamodule=data, verbose=False)

@@ -78,7 +78,7 @@ def test_bad_data(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     root = write_faces(tmp_path / "faces", count=10)
     damage(root)
-    outcome = run(capsys, *FIT, f"dataset.root={root}", "dataset.val_fraction=0.2")
+    outcome = run(capsys, *FIT, f"dataset.root={root}", "data.split.val=0.2")
     assert outcome.code == 3, outcome.err
     assert "Traceback" not in outcome.err
     assert re.search(message, outcome.err), outcome.err

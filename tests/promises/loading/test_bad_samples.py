@@ -13,6 +13,7 @@ from PIL import Image
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from penstock.datasets.image_folder import ImageFolder
+from penstock.datasets.reading.base import Shares
 from penstock.datasets.reading.image import decode_image
 from penstock.errors import ConfigError, DataError, PenstockError, UnreachableError
 from penstock.loading.collate import Pad
@@ -44,7 +45,7 @@ class Images(ImageFolder):
     """All images of a folder, of which every third is in the table's middle length."""
 
     def __init__(self, root):
-        super().__init__(str(root), val_fraction=0.01)
+        super().__init__(str(root), shares=Shares(0.01))
         self.names = np.array(sorted(str(p.relative_to(root)).encode() for p in root.rglob("*.*g")))
         self.labels = np.array(
             [broken_images.CLASSES.index(n.split(b"/")[0].decode()) for n in self.names]

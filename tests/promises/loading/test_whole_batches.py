@@ -16,6 +16,7 @@ from penstock.addons.filters.rows import KeptRows
 from penstock.addons.packs.folder import Packed
 from penstock.addons.packs.packing import Recipe, pack
 from penstock.datasets.image_folder import ImageFolder
+from penstock.datasets.reading.base import Shares
 from penstock.errors import DataError
 from penstock.loading import worker_status
 from penstock.loading.bad_samples import BadSamples
@@ -112,7 +113,7 @@ def is_made_at_once(work, request):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_files(root, step):
-    dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
+    dataset = ImageFolder(str(root), "train", shares=Shares(0.0), lazy=True)
     assert_same(dataset, STEPS[step]())
     assert is_made_at_once(fetch(dataset, DecodeResize(20)), requests(dataset)[0])
 
@@ -121,7 +122,7 @@ def test_files(root, step):
 @pytest.mark.parametrize("size", [None, 48])
 @pytest.mark.parametrize("step", STEPS)
 def test_packed_pixels_stay_where_they_are(root, step, size, tmp_path):
-    dataset = ImageFolder(str(root), "train", val_fraction=0.0)
+    dataset = ImageFolder(str(root), "train", shares=Shares(0.0))
     packed = Packed(str(pack(dataset, "train", Recipe(size), str(tmp_path))))
     assert packed.fetches_pictures
     assert packed.fetches_batches == (size is not None)
@@ -130,7 +131,7 @@ def test_packed_pixels_stay_where_they_are(root, step, size, tmp_path):
 
 
 def test_packed_files(root, tmp_path):
-    dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
+    dataset = ImageFolder(str(root), "train", shares=Shares(0.0), lazy=True)
     packed = Packed(str(pack(dataset, "train", Recipe(format="encoded"), str(tmp_path))), lazy=True)
     assert not packed.fetches_pictures
     assert_same(packed, STEPS["random"]())
@@ -159,9 +160,9 @@ def test_a_training_loop_may_draw_while_threads_decode(root):
 
 
 def test_a_filter_leaves_the_fast_way_as_it_is(root, tmp_path):
-    dataset = ImageFolder(str(root), "train", val_fraction=0.0)
+    dataset = ImageFolder(str(root), "train", shares=Shares(0.0))
     packed = Packed(str(pack(dataset, "train", Recipe(None), str(tmp_path))))
-    for one in (ImageFolder(str(root), "train", val_fraction=0.0, lazy=True), packed):
+    for one in (ImageFolder(str(root), "train", shares=Shares(0.0), lazy=True), packed):
         kept = KeptRows(one, np.arange(len(one)) % 5 > 0, {})
         assert_same(kept, STEPS["centre"]())
         assert is_made_at_once(fetch(kept, DecodeResize(20)), requests(kept)[0])
@@ -170,7 +171,7 @@ def test_a_filter_leaves_the_fast_way_as_it_is(root, tmp_path):
 @pytest.mark.parametrize("lazy", [True, False], ids=["raises", "decoded"])
 def test_a_way_that_fails_is_tried_and_reported_once(root, lazy, monkeypatch, caplog):
     step = DecodeResize(20)
-    dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=lazy)
+    dataset = ImageFolder(str(root), "train", shares=Shares(0.0), lazy=lazy)
     plan = Plan(Sequential(len(dataset)), 8)
     with Loader(plan, fetch(dataset, STEPS["centre"]())) as loader:
         expected = list(loader)
@@ -211,7 +212,7 @@ class Changed(ImageFolder):
 )
 def test_other_fields(root, more, at_once, monkeypatch):
     monkeypatch.setattr(Changed, "more", more)
-    dataset = Changed(str(root), "train", val_fraction=0.0, lazy=True)
+    dataset = Changed(str(root), "train", shares=Shares(0.0), lazy=True)
     work = fetch(dataset, DecodeResize(20))
     batch = work(requests(dataset)[0])
     assert is_made_at_once(work, requests(dataset)[0]) == at_once
@@ -220,7 +221,7 @@ def test_other_fields(root, more, at_once, monkeypatch):
 
 
 def test_points_and_unequal_fields_are_refused_as_ever(root, monkeypatch):
-    dataset = Changed(str(root), "train", val_fraction=0.0, lazy=True)
+    dataset = Changed(str(root), "train", shares=Shares(0.0), lazy=True)
     points = lambda i: tv_tensors.KeyPoints([[1.0, 2.0]], canvas_size=(9, 9))  # noqa: E731
     monkeypatch.setattr(Changed, "more", {"points": points})
     with pytest.raises(DataError, match="moves no KeyPoints along"):
@@ -237,7 +238,7 @@ def test_a_bad_file_is_found_and_reported(root, action, tmp_path):
         (tmp_path / path.parent.name / path.name).write_bytes(path.read_bytes())
     bad = sorted(tmp_path.rglob("*.jpg"))[4]
     bad.write_bytes(bad.read_bytes()[:300])
-    dataset = ImageFolder(str(tmp_path), "train", val_fraction=0.0, lazy=True)
+    dataset = ImageFolder(str(tmp_path), "train", shares=Shares(0.0), lazy=True)
     bad_samples = BadSamples(action, sampler=Sequential(len(dataset)))
     work = fetch(dataset, DecodeResize(20), bad=bad_samples)
     (row,) = [row for row in range(len(dataset)) if dataset.path(row) == str(bad)]
@@ -259,7 +260,7 @@ def test_a_worker_that_dies_in_c_is_reported_with_its_file(tmp_path, caplog):
         side = (3500, 3500) if number == 5 else (60, 60)
         image = Image.fromarray(small).resize(side, Image.Resampling.NEAREST)
         image.save(tmp_path / "a" / f"{number}.jpg", progressive=number == 5, quality=95)
-    dataset = ImageFolder(str(tmp_path), "train", val_fraction=0.0, lazy=True)
+    dataset = ImageFolder(str(tmp_path), "train", shares=Shares(0.0), lazy=True)
     work = fetch(dataset, DecodeResize(64, reduce=False))
     killed, plan = threading.Event(), Plan(Sequential(8), 8)
     loader = Loader(plan, work, LoaderOptions("process", 1))

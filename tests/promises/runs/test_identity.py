@@ -24,6 +24,7 @@ from penstock.addons.tars.tars import TarShards
 from penstock.addons.vision.annotated_images import ImageMasks
 from penstock.datasets.arrays import Arrays
 from penstock.datasets.image_folder import ImageFolder
+from penstock.datasets.reading.base import Shares
 from penstock.datasets.sequences import Sequences
 from penstock.errors import ConfigError
 from penstock.loading.facts import NAMELESS, SomeRows
@@ -116,7 +117,7 @@ KINDS = {
     "image_folder": (images, lambda root: ImageFolder(str(root)), (60, 200)),
     "image_masks": (
         masks,
-        lambda root: ImageMasks(str(root), ["a", "b"], val_fraction=0.0),
+        lambda root: ImageMasks(str(root), ["a", "b"], shares=Shares(0.0)),
         (60, 64),
     ),
     "arrays": (arrays, lambda root: Arrays(str(root)), (200, 15000)),

@@ -220,7 +220,7 @@ def kinds(draw, files):
             (
                 "dataset=token_files",
                 f"dataset.root={files}/tokens",
-                "dataset.val_fraction=0.2",
+                "data.split.val=0.2",
                 *BAG,
             ),
             numbers=("length",),
