@@ -98,6 +98,23 @@ def test_a_table_of_numbers_is_a_csv_too(tmp_path):
         ]
 
 
+@pytest.mark.parametrize("cell", ["", "NA", "#N/A", "null", "NaN", "-nan"])
+def test_a_cell_without_a_number_is_refused_with_its_row(cell, tmp_path):
+    (tmp_path / "a.csv").write_text(f"x,y\n0.5,1\n{cell},2\n-1.5,3\n")
+    data = MappedTable(str(tmp_path / "a.csv"), shares=Shares(0.0))
+    assert [float(data[row]["x"]) for row in (0, 2)] == [0.5, -1.5]
+    with pytest.raises(DataError, match=r"row 1, column 'x': .* Repair the value"):
+        data[1]
+
+
+def test_a_record_is_longer_than_the_blocks_of_short_ones(tmp_path):
+    short, long = "1,short\n" * 1_200_000, "x" * (3 << 20)
+    (tmp_path / "a.csv").write_text(f"n,text\n{short}2,{long}\n{short}")
+    data = MappedTable(str(tmp_path / "a.csv"), shares=Shares(0.0))
+    assert len(data) == 2_400_001
+    assert data[1_200_000]["text"] == long
+
+
 def test_a_file_that_validates_has_the_classes_of_training(mapped, tmp_path):
     (tmp_path / "train.tsv").write_text(tsv([("c", "x"), ("b", "y"), ("a", "z")]))
     (tmp_path / "val-fewer.tsv").write_text(tsv([("c", "x"), ("b", "y")]))
