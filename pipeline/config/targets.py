@@ -305,8 +305,11 @@ def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: b
     if function.__module__.startswith("torchvision.models."):
         resolve_name("penstock.files.pretrained:read_weights_as_tensors")()
     try:
-        made = partial(function, *positional, **values)
-        return made if node.get("_partial_") else made()
+        return (
+            partial(function, *positional, **values)
+            if node.get("_partial_")
+            else function(*positional, **values)
+        )
     except ConfigError as error:  # of a part, which knows the last name of its key
         raise ConfigError(
             one
@@ -380,7 +383,12 @@ def _wrong_arguments(
     function: Any, key: str, node: Mapping[str, Any], section: str
 ) -> Iterator[Problem]:
     """Arguments that a callable does not take, that it lacks, and ours of a wrong type."""
-    known, ours = arguments(function) | SPECIAL, is_below(function.__module__, ["penstock"])
+    ours = is_below(function.__module__, ["penstock"])
+    known = {  # but for objects of the build, which no plain value stands for
+        name: one
+        for name, one in arguments(function).items()
+        if not (ours and name in ("shares", "limits", "files")) or any(walk(node.get(name), ""))
+    } | SPECIAL
     for name, value in node.items():
         if name not in known:
             gone = advice(f"{key}.{name}", show(value).strip("'")).removeprefix("; ")

@@ -83,6 +83,7 @@ TYPOS = [
     ("transform.train.resize.siz=3", "transform.train.resize.siz", "resize.size'?"),
     ("+transform.train.resize.siz=3", "transform.train.resize.siz", "Resize 'siz'"),
     ("+objective.loss.betta=3", "objective.loss.betta", "argument of SmoothL1Loss 'betta'"),
+    ("+dataset.shares={val:0.1}", "dataset.shares", "unknown argument of SyntheticFaces 'shares'"),
     ("loader.num_workers=1.5", "loader.num_workers", "valid integer"),
     ("model.width=wide", "model.width", "a valid integer, got 'wide'"),
     ("dataset.reader=opencv", "dataset.reader", "'torchvision', 'pillow', 'skimage'"),
