@@ -299,8 +299,7 @@ class Split:
             from penstock.addons.filters.expressions import costs_of
 
             costs = costs_of(self)
-        # A stream's order is its own; the sampler can only shuffle a buffer of it.
-        if is_stream(dataset):
+        if is_stream(dataset):  # the sampler can only shuffle a buffer of it
             stream = StreamOrder(config.seed)
             if self.is_train and called(config.sampler) is StreamOrder:
                 stream = make(config.sampler, "sampler", {"seed": config.seed})
@@ -309,8 +308,9 @@ class Split:
             raise ConfigError(
                 Problem(
                     self.node[0],
-                    f"{type(dataset).__name__} has no rows for the {self.name} split, or no "
-                    "__len__; change what it reads or data.split, or set data.validate=false",
+                    f"{type(dataset).__name__} has no rows for the {self.name} split, or no __len__"
+                    f"; set data.split.{'val' if self.is_train else self.name}=0.1, or read others"
+                    f"{', or set data.validate=false' * (self.name == 'val')}",
                 )
             )
         sampler: Order | BatchStrategy = Sequential(rows)
