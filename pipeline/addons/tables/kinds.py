@@ -100,8 +100,12 @@ def is_whole(kind: pa.DataType) -> bool:
 
 def written(schema: pa.Schema, column: str) -> dict[str, Any]:
     """The description of a column by Hugging Face's `datasets`; empty if that did not write it."""
-    info = json.loads((schema.metadata or {}).get(b"huggingface", "{}")).get("info", {})
-    feature = info.get("features", {}).get(column)
+    feature = (
+        json.loads((schema.metadata or {}).get(b"huggingface", "{}"))
+        .get("info", {})
+        .get("features", {})
+        .get(column)
+    )
     return feature if isinstance(feature, dict) else {}
 
 

@@ -88,6 +88,7 @@ class TableFile:
         head: rows of a CSV that telling the types has converted; None where they cannot be skipped.
         is_text: whether it is a CSV or TSV.
         lengths: rows of each of its parts (row groups, record batches); None for text.
+        parquet: its footer; of Parquet alone.
 
     Raises:
         DataError: it is missing, damaged, empty, of another format, or has a column twice.
@@ -116,8 +117,10 @@ class TableFile:
                 self._part = lambda number, columns: parquet.iter_batches(
                     1 << 16, [number], columns, use_threads=False
                 )
-                self.schema, groups = parquet.schema_arrow, parquet.metadata
-                self.lengths = [groups.row_group(n).num_rows for n in range(groups.num_row_groups)]
+                self.schema, self.parquet = parquet.schema_arrow, parquet.metadata
+                self.lengths = [
+                    self.parquet.row_group(n).num_rows for n in range(self.parquet.num_row_groups)
+                ]
             elif name.lower().endswith(ARROW):
                 # Mapped: batches that are not compressed take no memory but their touched pages.
                 source = pa.memory_map(path)
@@ -408,12 +411,16 @@ def documents(text: str, by_line: bool, longest: int) -> Iterator[str]:
     """The documents of a text in their order, none of white space alone."""
     # All of a short rest, which no backtracking (`+`) searches; else up to the last mark in the
     # second half, so documents stay long and sentences whole; else just so many characters.
-    cuts = [
-        rf".{{1,{longest}}}+\Z",
-        *(f".{{{longest // 2},{longest - len(mark)}}}{mark}" for mark in _MARKS),
-        f".{{{longest}}}",
-    ]
-    cut = re.compile("|".join(cuts), re.DOTALL)
+    cut = re.compile(
+        "|".join(
+            [
+                rf".{{1,{longest}}}+\Z",
+                *(f".{{{longest // 2},{longest - len(mark)}}}{mark}" for mark in _MARKS),
+                f".{{{longest}}}",
+            ]
+        ),
+        re.DOTALL,
+    )
     # Not by `splitlines`, which ends lines in the middle of texts: at U+2028, for one.
     for page in re.split("\r\n?|\n", text) if by_line else text.split(PAGE):
         yield from filter(str.strip, cut.findall(page))

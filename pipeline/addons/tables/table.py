@@ -32,7 +32,7 @@ from torch.utils.data import Dataset, IterableDataset
 from penstock.addons.audio.reading import read_audio, read_header
 from penstock.addons.packs.folder import Column, Pack, PackWriter
 from penstock.addons.storage.arrays import CacheFolder
-from penstock.addons.storage.files import RecordFiles
+from penstock.addons.storage.files import RecordFiles, Spans
 from penstock.addons.storage.rows import TableRows, no_column, rows_before
 from penstock.addons.tables.kinds import (
     Fields,
@@ -387,11 +387,13 @@ class MappedTable(TableDataset, Dataset[Sample]):
         """The converted columns of some files, which are made if they are not there."""
         # All that the converted columns depend on names their folder, so two runs never read each
         # other's.
-        how = (
-            *(_VERSION, self._limits.record_bytes, source.text, self._stored, self._texts),
-            *(*self.fields, *source.text.types.items()),
+        key = fingerprint(
+            [
+                *map(repr, (_VERSION, self._limits.record_bytes, source.text, self._stored)),
+                *map(repr, (self._texts, *self.fields, *source.text.types.items())),
+                *map(source.files.key, range(len(source.files))),
+            ]
         )
-        key = fingerprint([*map(repr, how), *map(source.files.key, range(len(source.files)))])
         folder = Path(self._cache_dir).expanduser().absolute() / f"columns-{key}"
         # Ranks and jobs of a sweep wait for the first one, which converts.
         generated_folder(folder, partial(self._convert, source), "dataset.cache_dir")
@@ -484,10 +486,7 @@ class MappedTable(TableDataset, Dataset[Sample]):
             if of.name not in known and {"number", "label"} & {*kinds_of(of.type)}
         ]:
             table = pa.Table.from_batches([batch for _, batch in self.source.batches(others)])
-            made |= {
-                of: exact(cells)
-                for of, cells in zip(others, table.take(pa.array(rows)).columns, strict=True)
-            }
+            made |= zip(others, map(exact, table.take(pa.array(rows)).columns), strict=True)
         return pd.DataFrame(made, index=pd.RangeIndex(len(self)))
 
 
@@ -553,8 +552,8 @@ class StreamedTable(TableDataset, IterableDataset[Record]):
             columns, bad = self._converted(batch)
             piece = Rows.in_memory(columns, self._stored, self._ragged, **{BAD: bad})
             piece.starts = np.full(number + 1, -first)
-            own = self._own(number, before, np.arange(first, first + batch.num_rows)) - first
-            yield from zip(repeat(piece), own.tolist(), strict=False)
+            own = self._own(number, before, np.arange(first, first + batch.num_rows))
+            yield from zip(repeat(piece), (own - first).tolist(), strict=False)
             first += batch.num_rows
 
     def _own(self, number: int, before: int, rows: IntArray) -> IntArray:
@@ -562,8 +561,7 @@ class StreamedTable(TableDataset, IterableDataset[Record]):
         if self.rows is not None:
             ends = rows_before(self.rows, before + np.array([rows[0], rows[-1] + 1]))
             return self.rows.rows(np.arange(*ends)) - before
-        files = self.source.files
-        shares = files.shares(self._shares)
+        files, shares = self.source.files, self.source.files.shares(self._shares)
         draws = uniform(hash64(shares.seed, "split", files.names[number]), rows)
         splits = np.array(["val", "train", "test"])[
             np.digitize(draws, [shares.val, max(shares.val, 1 - shares.test)])
@@ -588,5 +586,16 @@ class StreamedTable(TableDataset, IterableDataset[Record]):
         return {name: joined([part[name] for part in parts], back) for name in self._stored}
 
     def want_shard(self, shard: int) -> float:
-        """The file of a shard is read soon."""
-        return self.source.files.want(self.source.files.whole_of([self._parts[shard][0]]))
+        """A shard is read soon: of a row group at an address its columns, else all of its file."""
+        files, (number, part) = self.source.files, self._parts[shard]
+        if not (files.is_remote and files.addresses[number].lower().endswith(".parquet")):
+            return files.want(files.whole_of([number]))
+        chunks = [
+            (
+                start := of["dictionary_page_offset"] or of["data_page_offset"],
+                start + of["total_compressed_size"],
+            )
+            for of in self.source.open(number).parquet.row_group(part).to_dict()["columns"]
+            if any(f"{of['path_in_schema']}.".startswith(f"{name}.") for name in self._columns)
+        ]
+        return files.want(Spans(np.full(len(chunks), number), *np.array(chunks, np.int64).T))

@@ -21,7 +21,7 @@ from penstock.loading.workers.executors import LoaderOptions
 from penstock.order.plan import Plan, StreamOrder, StreamPlan
 from penstock.order.samplers import Random
 from tests.support import toy
-from tests.support.store_server import InThread, Shelf
+from tests.support.store_server import InThread, Shelf, bucket
 from tests.support.table_files import FORMATS, make, pa, picture, pq, tensors, write
 
 
@@ -412,6 +412,20 @@ def test_files_at_an_address(table, tmp_path_factory, kind):
         found = [sample["number"] for sample in all_of(data)]
         assert found == [sample["number"] for sample in all_of(local)]
         assert data.fingerprint == local.fingerprint
+
+
+def test_a_stream_fetches_the_columns_of_its_fields(tmp_path):
+    rows, draws = 120_000, np.random.default_rng(0)
+    wide = pa.table({f"x.{number}": draws.random(rows) for number in range(1, 31)})
+    (tmp_path / "wide").mkdir()
+    pq.write_table(wide, tmp_path / "wide/a.parquet", row_group_size=rows // 3)
+    with bucket(tmp_path / "wide", tmp_path) as (shelf, files):
+        chosen = {"x": {"column": "x.3"}}
+        data = StreamedTable("s3://data", fields=chosen, files=files, shares=Shares(0.0))
+        assert all(data.want_shard(shard) > 0 for shard in data.shards())
+        values = [float(data.decode(record)["x"]) for record in data]
+    assert values == wide["x.3"].cast(pa.float32()).to_pylist()
+    assert shelf.sent < wide.nbytes / 8
 
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow", "feather"])
