@@ -198,8 +198,7 @@ class TableDataset(FileDataset):
     ) -> None:
         """Read the schema, choose the fields, name the classes and find the rows.
 
-        Args:
-            files_of: split -> its files.
+        `files_of` gives the files of a split.
         """
         check_split(split)
         self._split, self._shares, self._cache_dir = split, shares, cache_dir
