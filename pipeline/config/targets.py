@@ -239,9 +239,12 @@ def called(node: Any, key: str = "") -> Any:
 
 def _is(target: Any, kind: str) -> bool:
     """Whether an object is of a kind of the table."""
-    if kind == "function":
-        return inspect.isfunction(target) and not target.__name__.startswith(("_", "register_"))
-    return isinstance(target, type) and (kind == "class" or issubclass(target, resolve_name(kind)))
+    return (
+        inspect.isfunction(target) and not target.__name__.startswith(("_", "register_"))
+        if kind == "function"
+        else isinstance(target, type)
+        and (kind == "class" or issubclass(target, resolve_name(kind)))
+    )
 
 
 @lru_cache(maxsize=512)
@@ -399,6 +402,16 @@ def _wrong_arguments(
                     or f"unknown argument of {function.__name__} {name!r}{nearest(name, known)}; "
                     f"allowed: {', '.join(known)}",
                 )
+        elif (
+            isinstance(value, str)  # where a library's argument is a number, and nothing else
+            and isinstance(known[name].default, int | float)
+            and re.search("float|int|bool", str(known[name].annotation))
+            and not re.search("str|Literal|Any", str(known[name].annotation))
+            and not ours
+        ):
+            yield Problem(
+                f"{key}.{name}", f"got {value!r}, and not a value like {known[name].default}"
+            )
         elif name in SPECIAL or (ours and not any(walk(value, ""))):
             # A field of a dataclass has the type that its base's module names.
             yield from _wrong_value(

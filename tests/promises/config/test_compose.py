@@ -86,6 +86,8 @@ TYPOS = [
     ("+dataset.shares={val:0.1}", "dataset.shares", "unknown argument of SyntheticFaces 'shares'"),
     ("loader.num_workers=1.5", "loader.num_workers", "valid integer"),
     ("model.width=wide", "model.width", "a valid integer, got 'wide'"),
+    ("optimizer.lr=fast", "optimizer.lr", "got 'fast', and not a value like 0.001"),
+    ("scheduler=cosine scheduler.eta_min=x", "scheduler.eta_min", "not a value like 0.0"),
     ("dataset.reader=opencv", "dataset.reader", "'torchvision', 'pillow', 'skimage'"),
     ("model=3", "model", "got 3"),
     ("+model._recursive_=false", "model._recursive_", "parts get plain values"),
