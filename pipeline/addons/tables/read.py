@@ -85,7 +85,8 @@ class TableFile:
 
     Attributes:
         schema: of its columns.
-        head: rows of a CSV that telling the types has converted; None where they cannot be skipped.
+        head: rows of a CSV that telling the types has converted, and the bytes behind which the
+            others begin, -1 if there are none; None where that is not sure.
         is_text: whether it is a CSV or TSV.
         lengths: rows of each of its parts (row groups, record batches); None for text.
         parquet: its footer; of Parquet alone.
@@ -100,9 +101,17 @@ class TableFile:
         name: str,
         text: Csv,
         schema: pa.Schema | None = None,
-        head: pa.RecordBatch | None = None,
+        head: tuple[pa.Table, int] | None = None,
     ) -> None:
-        self.name, self._path, self._text, self.head, self._rows = name, path, text, head, 0
+        # The numbers are for messages: rows that came, and those in front of what is read.
+        self.name, self._path, self._text, self.head, self._rows, self._before = (
+            name,
+            path,
+            text,
+            head,
+            0,
+            0,
+        )
         self.lengths: list[int] | None = None
         self._part: Callable[[int, Sequence[str]], Iterable[pa.RecordBatch]] = lambda _, columns: (
             self._forwards(columns)
@@ -140,12 +149,12 @@ class TableFile:
                 self.schema = pa.schema([("text", pa.large_string())])
             else:
                 if self.is_text and text.columns and text.header is None:
-                    with pa.input_stream(path, compression="detect") as lines:
-                        head = lines.read(1 << 16).decode(text.encoding, "ignore").split("\n")[0]
+                    with self._opened() as lines:
+                        first = lines.read(1 << 16).decode("utf-8", "ignore").split("\n")[0]
                     # Some copies of a file without names begin with them all the same.
                     self._text = replace(
                         text,
-                        header=head.strip("\ufeff\r").replace('"', "")
+                        header=first.strip("\ufeff\r").replace('"', "")
                         == self._delimiter.join(text.columns),
                     )
                 self.schema = schema or self._first_types()
@@ -189,27 +198,17 @@ class TableFile:
         # block is not the last one, which would have to end with a whole record. Arrow's own
         # buffer: a thread of Arrow's may be the last to drop it, which ends the process if Python
         # is ending.
-        with pa.input_stream(self._path, compression="detect") as stream:
+        with self._opened() as stream:
             block = stream.read_buffer(_BLOCK + 4)
-        is_utf8 = codecs.lookup(self._text.encoding).name == "utf-8"
-        if not is_utf8:  # pyarrow decodes all of it, so no character may be cut off at the end
-            decoder = codecs.getincrementaldecoder(self._text.encoding)("ignore")
-            decoder.decode(block)
-            block = block.slice(0, block.size - len(decoder.getstate()[0]))
         reader = self._text_reader(pa.BufferReader(block), None)
-        schema, content = reader.schema, np.frombuffer(block, np.uint8)
-        # Where pyarrow skips rows it counts blank lines, which are none: there shall be no doubt.
-        # Part by part, as below.
-        if (
-            self.is_text
-            and is_utf8
-            and bytes(content[:1]) != b"\n"
-            and not any(
-                (part == ord("\r")).any() or (np.diff(np.flatnonzero(part == ord("\n"))) < 2).any()
-                for part in (content[at : at + 262_145] for at in range(0, len(content), 262_144))
+        schema, content = reader.schema, block.to_pybytes()
+        # Without quotes and the line ends of Windows, the last record of a block ends with its last
+        # line.
+        if self.is_text and b'"' not in content and b"\r" not in content:
+            self.head = (
+                pa.Table.from_batches([*filter(None, [next(iter(reader), None)])], schema),
+                content.rfind(b"\n", 0, _BLOCK) + 1 if len(content) > _BLOCK else -1,
             )
-        ):
-            self.head = next(iter(reader), None)
         # Text in another encoding looks like bytes, and is refused with its row.
         types = {
             of.name: pa.string()
@@ -218,6 +217,16 @@ class TableFile:
             for of in schema
         } | {name: _TYPES[kind] for name, kind in self._text.types.items()}
         return pa.schema([of.with_type(types[of.name]) for of in schema])
+
+    def _opened(self) -> Any:
+        """The bytes of a text, in UTF-8."""
+        stream, encoding = pa.input_stream(self._path, compression="detect"), self._text.encoding
+        return (
+            stream
+            # `encode` refuses what is no encoding of texts, such as zip.
+            if ("".encode(encoding), codecs.lookup(encoding).name)[1] == "utf-8"
+            else pa.transcoding_input_stream(stream, encoding, "utf-8")
+        )
 
     def _forwards(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         text, quotes = self._text, list[int]()
@@ -228,15 +237,23 @@ class TableFile:
             quotes.append(sum(int(np.count_nonzero(part == ord('"'))) for part in parts))
             return block
 
-        with pa.input_stream(self._path, compression="detect") as stream:
+        with self._opened() as stream:
             if not text.longest:
                 # A person, or other files, may say other types than its first block does.
-                head = self.head if self.head and self.head.schema == self.schema else []
-                yield from [head] if head else []
-                yield from self._text_reader(
-                    pa.TransformInputStream(stream, counted), columns, len(head)
+                head, behind = (
+                    self.head
+                    if self.head and self.head[0].schema == self.schema
+                    else (pa.table({}), 0)
                 )
-            elif content := stream.read().decode(text.encoding).removeprefix("\ufeff"):
+                yield from head.to_batches()
+                stream.read_buffer(max(behind, 0))
+                self._before = len(head) + (len(head) > 0 and text.header is not False)
+                yield from (
+                    self._text_reader(pa.TransformInputStream(stream, counted), columns, len(head))
+                    if behind >= 0
+                    else []
+                )
+            elif content := stream.read().decode().removeprefix("\ufeff"):
                 by_line = self.name.lower().endswith(_TEXT) if text.lines is None else text.lines
                 yield pa.record_batch(
                     [pa.array(documents(content, by_line, text.longest), pa.large_string())],
@@ -264,11 +281,10 @@ class TableFile:
                 use_threads=False,
                 # What is parsed stays in the processor's cache where records are short, of 8 kB.
                 block_size=_BLOCK // 2 if skipped > 1000 else _BLOCK,
-                column_names=text.columns,
+                column_names=self.schema.names if skipped else text.columns,
                 # So a message about columns that are missing shows that no name is known.
-                autogenerate_column_names=text.header is False and text.columns is None,
-                skip_rows_after_names=bool(text.header and text.columns) + skipped,
-                encoding=text.encoding,
+                autogenerate_column_names=not (skipped or text.header is not False or text.columns),
+                skip_rows_after_names=bool(text.header and text.columns and not skipped),
             ),
             pa.csv.ParseOptions(
                 delimiter=self._delimiter,
@@ -293,7 +309,11 @@ class TableFile:
                 f"{self.name!r} cannot be read: {os.strerror(error.errno or 0)}. Set dataset.root."
             ) from error
         except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
-            wrong = str(error).split("\n")[0].rstrip(".")
+            wrong = re.sub(
+                r"Row #(\d+)",  # of what was read, from the rows on that were known
+                lambda row: f"Row #{int(row[1]) + self._before}",
+                str(error).split("\n")[0].rstrip("."),
+            )
             for number, row, kind, value in re.findall(
                 r"In CSV column #(\d+): (Row #\d+): .* error to (\w+).*: invalid value '(.*)'",
                 wrong,

@@ -261,7 +261,8 @@ def test_a_cell_unlike_those_of_the_first_8_mib(mapped, stream, tmp_path, first,
 def test_every_row_behind_the_first_block_comes_once(tmp_path, change, arguments, error, line_end):
     # 15 MB or more: types are told by the first 8 MiB, and their rows are converted then.
     words = "\uac00\ub098\ub2e4 " * 300 + line_end
-    text = "x,text\n" + "".join(f'{n},"{words}{n}"\n' for n in range(6_000))
+    quote = '"' if line_end else ""
+    text = "x,text\n" + "".join(f"{n},{quote}{words}{n}{quote}\n" for n in range(6_000))
     file, encoding = tmp_path / "a.csv", arguments.get("encoding", "utf-8")
     file.write_bytes(change(text).encode(encoding))
     how = {"shares": Shares(0.0), "cache_dir": str(tmp_path / "c"), **arguments}
@@ -274,6 +275,21 @@ def test_every_row_behind_the_first_block_comes_once(tmp_path, change, arguments
         file.write_bytes(change(f"{text}wrong,end\n").encode(encoding))
         with pytest.raises(DataError, match=error):
             MappedTable(str(file), **how)
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\n\n", "1234,0.5", "1234,0.5\n"])
+@pytest.mark.parametrize("shift", [0, 3])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_file_as_long_as_the_first_block(tmp_path, encoding, shift, end):
+    line, size = "12345,0.5\n", 8 << 20
+    rows = (size - 4) // len(line)
+    first = "a,b\n" + line * (rows - 1)
+    text = first + "1,0.".ljust(size - shift - len(first) - 1, "5") + "\n" + end
+    (tmp_path / "a.csv").write_bytes(text.encode(encoding))
+    how = {"cache_dir": str(tmp_path / "c"), "encoding": encoding, "shares": Shares(0.0)}
+    data = MappedTable(str(tmp_path / "a.csv"), **how)
+    assert len(data) == rows + ("1234" in end)
+    assert [int(data[row]["a"]) for row in (0, rows - 2, rows - 1)] == [12345, 12345, 1]
 
 
 def test_json_lines_of_another_type_name_their_row(tmp_path):
