@@ -233,8 +233,12 @@ class TableFile:
 
         def counted(block: pa.Buffer) -> pa.Buffer:
             # Part by part: a mask of the whole block would be fresh pages of memory each time.
-            parts = np.array_split(np.frombuffer(block, np.uint8), 1 + block.size // 262_144)
-            quotes.append(sum(int(np.count_nonzero(part == ord('"'))) for part in parts))
+            quotes.extend(
+                int(np.count_nonzero(part == ord('"')))
+                for part in np.array_split(
+                    np.frombuffer(block, np.uint8), 1 + block.size // 262_144
+                )
+            )
             return block
 
         with self._opened() as stream:
@@ -248,11 +252,12 @@ class TableFile:
                 yield from head.to_batches()
                 stream.read_buffer(max(behind, 0))
                 self._before = len(head) + (len(head) > 0 and text.header is not False)
-                yield from (
-                    self._text_reader(pa.TransformInputStream(stream, counted), columns, len(head))
-                    if behind >= 0
-                    else []
-                )
+                if behind >= 0:
+                    # Closed with it: what pyarrow reads ahead must not end in a forked process.
+                    with self._text_reader(
+                        pa.TransformInputStream(stream, counted), columns, len(head)
+                    ) as reader:
+                        yield from reader
             elif content := stream.read().decode().removeprefix("\ufeff"):
                 by_line = self.name.lower().endswith(_TEXT) if text.lines is None else text.lines
                 yield pa.record_batch(
@@ -451,6 +456,8 @@ def exact(cells: pa.ChunkedArray) -> Any:
     would become their neighbours."""
     import pandas as pd
 
-    if pa.types.is_integer(cells.type) and cells.null_count:
-        return pd.arrays.IntegerArray(cells.fill_null(0).to_numpy(), cells.is_null().to_numpy())
-    return cells.to_pandas()
+    return (
+        pd.arrays.IntegerArray(cells.fill_null(0).to_numpy(), cells.is_null().to_numpy())
+        if pa.types.is_integer(cells.type) and cells.null_count
+        else cells.to_pandas()
+    )

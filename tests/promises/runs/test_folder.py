@@ -152,7 +152,7 @@ def hold(path, again, pipe):
     child = os.fork()
     if child == 0:
         signal.pause()
-    pipe.send(child)
+    pipe.send((child, program.joined(sys.orig_argv)))
     signal.pause()
 
 
@@ -162,18 +162,19 @@ def test_a_second_run_is_refused_and_learns_who_holds_the_folder(tmp_path, again
     path = tmp_path / "one"
     if again:
         ended(path)
-    context = multiprocessing.get_context("fork")
+    # Not forked: this process has the threads of all libraries that other tests have used.
+    context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=hold, args=(path, again, theirs))
     process.start()
     theirs.close()  # so that nothing is waited for if it fails
-    child = ours.recv()
+    child, command = ours.recv()
     try:
         before = (path / "manifest.json").read_bytes()
         with pytest.raises(ConfigError) as refused:
             reopen(path)
-        command = f"({program.joined(sys.orig_argv)[:40]}"
-        for word in (f"process {process.pid}", platform.node(), "since 20", command, "run_dir"):
+        told = f"process {process.pid}", platform.node(), "since 20", f"({command[:40]}", "run_dir"
+        for word in told:
             assert word in str(refused.value)
         assert (path / "manifest.json").read_bytes() == before
         process.kill()

@@ -102,7 +102,7 @@ def write_for_ever(path):
 
 
 def test_it_survives_sigkill(tmp_path):
-    process = multiprocessing.get_context("fork").Process(
+    process = multiprocessing.get_context("spawn").Process(
         target=write_for_ever, args=(tmp_path / NAME,)
     )
     process.start()
