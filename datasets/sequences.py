@@ -189,11 +189,7 @@ class SyntheticSequences(Sequences):
             name,
             lambda folder: _write(folder, count, (shortest, longest), seed),
         ) as made:
-            super().__init__(
-                made,
-                split,
-                shares=shares,
-            )
+            super().__init__(made, split, shares=shares)
 
 
 def _write(folder: Path, count: int, lengths: tuple[int, int], seed: int) -> None:

@@ -198,7 +198,7 @@ class Shares:
         """
         check_split(split)
         order = ranked(names, self.seed, labels)
-        vals, tests = (val_count(len(order), share) for share in (self.val, self.test))
+        vals, tests = (rows_of_share(len(order), share) for share in (self.val, self.test))
         parts = np.split(order, [vals, max(len(order) - tests, vals)])
         return np.sort(parts[("val", "train", "test").index(split)]).astype(np.int64)
 
@@ -241,7 +241,7 @@ def ranked(names: npt.NDArray[Any] | int, seed: int, labels: IntArray | None = N
     return np.lexsort((keys, places))
 
 
-def val_count(total: int, share: float) -> int:
-    """How many of `total` rows validate: to the nearest; of two or more neither all nor none."""
+def rows_of_share(total: int, share: float) -> int:
+    """How many rows a share of `total` is: to the nearest; of two or more neither all nor none."""
     count = math.floor(total * share + 0.5)
     return min(max(count, 1), total - 1) if 0.0 < share < 1.0 and total >= 2 else count

@@ -30,8 +30,7 @@ class DrawnSeries(Windows):
         count: number of shops.
         days: number of days.
         seed: other sales for another seed.
-        past, horizon, stride, season, shares, gap, scale: as in
-            `Windows`.
+        past, horizon, stride, season, shares, gap, scale: as in `Windows`.
 
     Raises:
         ConfigError: no window fits.

@@ -36,7 +36,7 @@ from penstock.datasets.reading.base import (
     Shares,
     Split,
     check_split,
-    val_count,
+    rows_of_share,
 )
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Count, Index, Limits
@@ -404,7 +404,7 @@ def _parts(times: npt.NDArray[Any], shares: Shares, gap: int) -> dict[str, npt.N
     # All series are cut at the same time: else one would tell another what comes.
     steps, at = np.unique(times, return_inverse=True)
     # The last steps are the test, and those before them validate, as forecasts are made in use.
-    test = len(steps) - val_count(len(steps), shares.test)
-    val = max(test - val_count(len(steps), shares.val), 0)
+    test = len(steps) - rows_of_share(len(steps), shares.test)
+    val = max(test - rows_of_share(len(steps), shares.val), 0)
     ends = [end - gap if end < len(steps) else end for end in (val, test)]
     return {"train": at < ends[0], "val": (at >= val) & (at < ends[1]), "test": at >= test}

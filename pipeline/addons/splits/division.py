@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.config.targets import arguments, called, options, walk
-from penstock.datasets.reading.base import Shares, ranked, val_count
+from penstock.datasets.reading.base import Shares, ranked, rows_of_share
 from penstock.errors import ConfigError, Problem
 from penstock.loading.facts import classes_of, table_of, unfiltered
 from penstock.order.keys import IntArray
@@ -71,7 +71,7 @@ class Division(Shares):
             units = np.arange(rows)
         sizes = np.bincount(units, minlength=len(order))[order]
         middles = np.cumsum(sizes) - sizes / 2  # rows before the middle of each unit
-        tests, vals = val_count(rows, self.test), val_count(rows, self.val)
+        tests, vals = rows_of_share(rows, self.test), rows_of_share(rows, self.val)
         last = min(int(np.searchsorted(middles, rows - tests)), len(order) - bool(tests))
         before, left = middles[:last], sizes[:last].sum()
         if folds is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.datasets.reading.base import Shares, check_split, val_count
+from penstock.datasets.reading.base import Shares, check_split, rows_of_share
 from penstock.order.keys import IntArray, hash64, hash64_array
 
 
@@ -47,9 +47,9 @@ class RowSplit(TableRows):
     def __init__(self, total: int, split: str = "train", shares: Shares = Shares(0.0)) -> None:
         check_split(split)
         rows = np.arange(total, dtype=np.uint32)
-        val = _chosen(total, val_count(total, shares.val), hash64(shares.seed, "row split"))
+        val = _chosen(total, rows_of_share(total, shares.val), hash64(shares.seed, "row split"))
         left = np.delete(rows, val)
-        tests = min(val_count(total, shares.test), len(left))
+        tests = min(rows_of_share(total, shares.test), len(left))
         test = _chosen(len(left), tests, hash64(hash64(shares.seed, "test"), "row split"))
         super().__init__(
             {"val": rows[val], "test": left[test], "train": np.delete(left, test)}[split]

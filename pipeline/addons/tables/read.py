@@ -5,7 +5,8 @@
     .csv, .tsv, .jsonl          text, also compressed: .gz, .bz2, .zst; read forwards only
 
 CSV is RFC 4180 in one dialect: a field in quotes may hold delimiters and line ends, and a quote in
-it is doubled; blank lines are no rows. Cost on one core: 0.5 s for 100 MB of CSV, or less.
+it is doubled; blank lines are no rows. Cost on one core: 0.5 s (texts) to 0.7 s (numbers) for
+100 MB of CSV.
 """
 
 from __future__ import annotations
@@ -221,10 +222,10 @@ class TableFile:
     def _opened(self) -> Any:
         """The bytes of a text, in UTF-8."""
         stream, encoding = pa.input_stream(self._path, compression="detect"), self._text.encoding
+        "".encode(encoding)  # refuses what is no encoding of texts, such as zip
         return (
             stream
-            # `encode` refuses what is no encoding of texts, such as zip.
-            if ("".encode(encoding), codecs.lookup(encoding).name)[1] == "utf-8"
+            if codecs.lookup(encoding).name == "utf-8"
             else pa.transcoding_input_stream(stream, encoding, "utf-8")
         )
 
